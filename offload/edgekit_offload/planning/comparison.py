@@ -1,8 +1,7 @@
-"""The comparison of candidates that have been collected: scores, winners, and the cut table.
+"""Compares candidates: computes their scores, finds the best ones, and makes the cut table.
 
-It measures nothing. Example: on a slow link `local` takes 50 ms, `raw` 900 ms and `cut1-int8` 55 ms; on a
-fast one 50, 30 and 35 ms. The table then has `local` and `raw`; the cut is reported with the
-factor that it lacks.
+For example, `local` takes 50 ms, `raw` 900 ms and `cut1-int8` 55 ms on a slow link. On a fast link, they take
+50, 30 and 35 ms. The table then has `local` and `raw`, and the report says by which factor the cut is slower.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ _LARGE_SPREAD: Final = 0.1  # a profile with a larger spread gets a warning
 
 
 def min_samples(candidate: Candidate) -> int:
-    """Return how many samples an estimate of the coding's effect on answers needs; 0 if it is exact."""
+    """Return the number of samples needed to estimate the loss of a coding, or 0 if it is exact."""
     return max(map(_min_samples, candidate.sent), default=0)
 
 
@@ -61,13 +60,13 @@ def compare(
     *,
     kernels: int,
 ) -> PlanningResult:
-    """Return the result: scores on the grid, winners, and the table of the candidates that win somewhere.
+    """Return the result of planning, with scores and a table of the candidates that are the best somewhere.
 
-    `candidates`: the candidates, at least one.
-    `kernels`: number of kernels of the model; 0 if it cannot be cut.
+    There must be at least one candidate. `kernels` is the number of kernels of the model, or 0 if it cannot
+    be cut.
 
     Raises:
-        CutError: no candidate keeps the limits anywhere.
+        CutError: No candidate keeps the limits under any conditions.
     """
     grid, plans = inputs.grid, [candidate.plan for candidate in candidates]
     scores = score_all(plans, grid.conditions(), inputs.goal.score)

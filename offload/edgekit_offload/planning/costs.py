@@ -1,8 +1,8 @@
-"""Costs of a graph of kernels for an objective under given conditions, in the solver's form.
+"""Computes the costs of a graph of kernels under given conditions, in the form of the solver.
 
-Three rules avoid mistakes: the input is sent like any other tensor that the server needs; a round trip is
-paid once for each request that uses the link; outputs made on the server come back. TCP's slow start is not
-linear, so `latency_model` adds it when candidates are compared.
+Inputs that the server needs are sent like other tensors. A round trip is added once to each request that uses
+the link. The outputs of the server are sent back. TCP's slow start is not linear, so it is left to
+`latency_model` when candidates are compared.
 """
 
 from collections.abc import Mapping
@@ -43,17 +43,17 @@ INPUT: Final = "input"  # in `keep_on_device`: all inputs of the model
 
 
 def request_bytes(tensors: Mapping[str, Array], compression: Compression = "identity") -> float:
-    """Return the bytes on the link of a request with these tensors.
+    """Return the size on the link of a request with these tensors in bytes.
 
     Raises:
-        DataError: the protocol has no such dtype.
+        DataError: The protocol does not support a dtype.
         BackendError: zstd is not installed here.
     """
     return wire_bytes(make_tail_request(_TAIL, tensors, (), compression, _FIELDS).size_bytes)
 
 
 def reply_bytes(outputs: Mapping[str, Array]) -> float:
-    """Return the bytes on the link of a reply with these outputs."""
+    """Return the size on the link of a reply with these outputs in bytes."""
     names = {"model_name": _TAIL, "model_version": "1"}
     request = InferRequest((), tuple(RequestedOutput(name, True) for name in outputs), id="0")
     text, binary_bytes = finish(encode_response(names, request, list(outputs.values()), _MOST_JSON_BYTES))
@@ -71,14 +71,14 @@ MESSAGE_BYTES: Final = _described_bytes(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedTensors:
-    """Sizes and times of tensors sent in one coding, in the order of `KernelGraph.tensors`.
+    """The sizes and times of tensors in one coding, in the order of `KernelGraph.tensors`.
 
     Attributes:
-        names: coding of each tensor; `raw` if the coding does not apply to the tensor.
-        sent_bytes: float64 [tensors], size after coding and compression.
-        encode_s: float64 [tensors], time to encode on the device.
-        decode_s: float64 [tensors], time to decode on the server.
-        reply_bytes: float64 [tensors], size as an output in a reply, which is not compressed.
+        names: The coding of each tensor, which is `raw` if the coding does not apply to it.
+        sent_bytes: The size of each tensor after coding and compression, float64 [tensors].
+        encode_s: The time to encode each tensor on the device, float64 [tensors].
+        decode_s: The time to decode each tensor on the server, float64 [tensors].
+        reply_bytes: The size of each tensor in a reply, without compression, float64 [tensors].
     """
 
     names: tuple[str, ...]
@@ -90,15 +90,16 @@ class CodedTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCosts:
-    """A graph of kernels with its measurements, for one request.
+    """A graph of kernels with measurements for one request.
 
     Attributes:
-        seconds: float64 [kernels, machines], times; the first machine is the device.
-        raw_bytes: float64 [tensors], sizes in the order of `graph.tensors`.
-        weight_bytes: float64 [weights], sizes.
-        weight_readers: bool [kernels, weights], whether a kernel needs a weight.
-        codings: coding -> size and times of each tensor in it; `raw` is always there.
-        nodes: for each kernel the numbers of its nodes in the model, see `PlanningGraph`.
+        seconds: The time of each kernel on each machine, float64 [kernels, machines]. The first machine is
+            the device.
+        raw_bytes: The sizes of `graph.tensors`, float64 [tensors].
+        weight_bytes: The sizes of the weights, float64 [weights].
+        weight_readers: Whether a kernel reads a weight, bool [kernels, weights].
+        codings: A dict from a coding to the sizes and times of the tensors. It always contains `raw`.
+        nodes: The indices of each kernel's nodes in the model, see `PlanningGraph`.
     """
 
     graph: KernelGraph
@@ -110,7 +111,10 @@ class GraphCosts:
     nodes: tuple[tuple[int, ...], ...] = ()
 
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
-        """Return the numbers of tensors that cross a link if kernel i runs on `tiers[i]`; 0 is the device."""
+        """Return the indices of the tensors that are sent over a link.
+
+        `tiers` is the tier of each kernel, where 0 is the device.
+        """
         graph = self.graph
         crossing = []
         for row, tensor in enumerate(graph.tensors):
@@ -132,7 +136,7 @@ class GraphCosts:
         )
 
     def returned(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
-        """Return the numbers of the outputs that come back over a link; for the arguments see `sent`."""
+        """Return the indices of the outputs that are sent back over a link. See `sent` for the arguments."""
         graph = self.graph
         return tuple(
             row
@@ -147,7 +151,7 @@ class GraphCosts:
         return up, down
 
     def plan_costs(self, tiers: tuple[int, ...], coding: str) -> PlanCosts:
-        """Return the costs of a request with a placement on two tiers, as sums over kernels."""
+        """Return the costs of a request for a placement on two tiers, as sums over kernels."""
         coded, placed = self.codings[coding], np.array(tiers)
         sent = list(self.sent(tiers))
         return PlanCosts(
@@ -159,10 +163,10 @@ class GraphCosts:
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Power of a device above idle, in watts; energies computed from it are modelled.
+    """The power of a device above idle in watts, from which energies are modelled.
 
     Attributes:
-        radio_w: power while it sends, waits for a reply or receives.
+        radio_w: The power while the device sends, waits for a reply or receives.
     """
 
     compute_w: float
@@ -171,25 +175,25 @@ class PowerModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Limits of the device's memory.
+    """The limits of the device's memory. None means no limit.
 
     Attributes:
-        weights_bytes: limit of the weights alone; None without a limit.
-        memory_bytes: limit of weights and live activations.
+        weights_bytes: The limit of the weights alone.
+        memory_bytes: The limit of the weights and the live activations together.
     """
 
     weights_bytes: float | None = None
     memory_bytes: float | None = None
 
     def of(self, costs: GraphCosts) -> tuple[Limit, ...]:
-        """Return the limits for the solver; `costs.seconds` gives the number of tiers."""
+        """Return the limits for the solver. The number of tiers is that of `costs.seconds`."""
         limits = () if self.memory_bytes is None else memory_limits(costs, self.memory_bytes)
         if self.weights_bytes is not None:
             limits += (weight_limit(costs, self.weights_bytes),)
         return limits
 
     def describe_excess(self, weights_bytes: float, needed_bytes: float) -> str:
-        """Return in words which limit a model on the device exceeds, and by how much; empty if none."""
+        """Return a text that says which limit a model on the device exceeds, or an empty text."""
         for limit, needed, quantity in (
             (self.weights_bytes, weights_bytes, "weights"),
             (self.memory_bytes, needed_bytes, "weights and activations"),
@@ -214,14 +218,17 @@ def weigh_costs(
     pinned: NDArray[np.bool_] | None = None,
     weights: Weights = SECONDS,
 ) -> Costs:
-    """Return what one request costs on two tiers: by default seconds of latency.
+    """Return the costs of one request on two tiers, in seconds of latency by default.
 
-    `coding`: key of `costs.codings`.
-
-    `pinned`: bool [tensors], whether a tensor must not leave the device.
+    Args:
+        costs: The graph with its measurements.
+        coding: A key of `costs.codings`.
+        conditions: The link and the loads.
+        pinned: Whether a tensor must not leave the device, bool [tensors].
+        weights: The weights that define the unit of the costs.
 
     Raises:
-        CutError: the link is down.
+        CutError: The link is down.
     """
     link, coded = conditions.link, costs.codings[coding]
     if link is None or link.up_bits_per_s <= 0 or link.down_bits_per_s <= 0:
@@ -241,7 +248,7 @@ def weigh_costs(
 def tier_costs(
     costs: GraphCosts, coding: str, links: tuple[LinkState, ...], pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
-    """Return seconds of latency on a row of tiers with one link between each two; see `weigh_costs`."""
+    """Return the latency in seconds on several tiers with a link between neighbours. See `weigh_costs`."""
     coded = costs.codings[coding]
     upload, download, setup = [], [], []
     for link in links:
@@ -257,12 +264,12 @@ def tier_costs(
 
 
 def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return bool [tensors]: whether a tensor must not leave the device.
+    """Return whether each tensor must not leave the device, bool [tensors].
 
-    `keep_on_device`: names of tensors; `input` stands for all inputs.
+    `keep_on_device` has the names of tensors. `input` stands for all inputs.
 
     Raises:
-        CutError: the graph has no such tensor.
+        CutError: The graph has no such tensor.
     """
     pinned = np.zeros(len(graph.tensors), np.bool_)
     for name in keep_on_device:
@@ -282,14 +289,14 @@ def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArr
 def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     """Return limits that keep weights and live activations on the device within a number of bytes.
 
-    There is one limit for each kernel: if it runs on the device, all weights there and the tensors that are
-    live while it runs must fit (`device_bytes`). A kernel needs no limit of its own if it depends on a kernel
-    with as much live memory, because that kernel is on the device too.
+    Each limit belongs to a kernel. If the kernel runs on the device, the weights there and the tensors that
+    are live at that time must fit (`device_bytes`). A kernel needs no limit if it depends on a kernel with at
+    least as much live memory, because that kernel is on the device too.
 
-    A tensor counts if the kernel that makes it is on the device; after its last reader, it counts if it is
-    sent. If the kernel of a limit is on the device, some live tensors surely count, and others may count. The
-    bound is raised by the bytes of the second group, and the kernel costs the bytes of both groups. So if the
-    kernel is elsewhere, only the weights are limited.
+    A tensor counts if it is made on the device, and after its last reader only if it is sent. Given that the
+    kernel of a limit is on the device, some tensors certainly count and others possibly. The bound is raised
+    by the bytes of the latter, and the kernel costs the bytes of both. Therefore, only the weights are
+    limited if the kernel is elsewhere.
     """
     graph = costs.graph
     first, last = _lifetimes(graph)
@@ -346,10 +353,9 @@ def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
 
 
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
-    """Return the bytes of weights and of the most live activations of the kernels on the device.
+    """Return the memory that the kernels on the device need: the weights and the most live activations.
 
-    A tensor lives on the device until its last reader has run. A tensor that is sent, or is an output, lives
-    to the end.
+    A tensor is live until its last reader has run. If it is sent or is an output, it is live until the end.
     """
     here, graph = np.array(tiers) == 0, costs.graph
     if not here.any():

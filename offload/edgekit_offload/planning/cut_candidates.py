@@ -1,13 +1,13 @@
-"""The few cuts worth extracting: cheapest somewhere on the grid, and within a limit on leakage.
+"""Finds the few cuts that are worth extracting, within a limit on leakage.
 
-The leakage of a tensor is measured, not modelled, so no solver can minimise under a limit on it. Cuts that
-exceed the limit are refused one by one: the tensors that they send are pinned to the device, as with
-`--keep-on-device`, and the next sweep finds the best cuts behind them.
+Leakage is measured instead of modelled, so the solver cannot take a limit into account. Therefore, cuts above
+the limit are refused afterwards. The tensors that they send are pinned to the device, as with
+`--keep-on-device`, and the next round finds the best cuts behind them.
 
-Example: the sweep finds `cut1-raw` behind kernel 3 and `cut2-int8` behind kernel 5, with a limit of 20 dB. An
-attack measures 31 dB on the first, which is refused, and its tensor is pinned: no placement may send it, nor
-run what makes it on the server. The second sweep finds `cut3-raw` behind kernel 8, with 17 dB. No cut of this
-round is refused, so the search ends with `cut2-int8` and `cut3-raw`.
+For example, the limit is 20 dB. The first round finds `cut1-raw` behind kernel 3 and `cut2-int8` behind
+kernel 5. An attack on `cut1-raw` measures 31 dB, so it is refused and its tensor is pinned. No placement may
+now send this tensor, or compute it on the server. The second round finds `cut3-raw` behind kernel 8 with 17
+dB. Since no cut of this round is refused, the result is `cut2-int8` and `cut3-raw`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,10 +49,10 @@ class CutCandidate:
     """A cut that may become a plan.
 
     Attributes:
-        plan: the plan, with modelled costs.
-        device_nodes: indices of the nodes of the head, in the order of the file.
-        sent: tensors that cross the link.
-        goes_on: whether the best placement on three tiers cuts this candidate's tail again.
+        plan: The plan with modelled costs.
+        device_nodes: The indices of the nodes of the head.
+        sent: The tensors that are sent over the link.
+        goes_on: Whether the best placement on three tiers cuts the tail of this candidate again.
     """
 
     plan: OffloadPlan
@@ -63,9 +63,9 @@ class CutCandidate:
 
     @property
     def key(self) -> _Key:
-        """The identity of the cut: tiers, sent tensors with their codings, and size of the reply.
+        """A key that is equal for equal cuts: the tiers, the sent tensors with codings, and the reply size.
 
-        Codings that change no tensor of a cut give equal keys.
+        Codings that do not change any tensor of a cut have equal keys.
         """
         sent = tuple((tensor.name, tensor.coding) for tensor in self.sent)
         return self.cut.tiers, sent, self.plan.costs.download_bytes
@@ -79,8 +79,8 @@ class LeakageMeter:
     """Measures the leakage of sent tensors, once for each set of tensors.
 
     Args:
-        measure: the attack; it returns None if it has no figure, for example after its time limit.
-        most_db: limit of `Leakage.lower_bound_db`, in dB; None without a limit.
+        measure: The attack. It returns None if there is no result, for example after its time limit.
+        most_db: The limit of `Leakage.lower_bound_db` in dB, or None.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LeakageMeter:
         return self._leakages[key]
 
     def is_over(self, sent: Sequence[SentTensor]) -> bool:
-        """Return whether the leakage is above the limit, or unknown although there is a limit."""
+        """Return whether the leakage exceeds the limit. An unknown leakage exceeds any limit."""
         if self.most_db is None:
             return False
         leakage = self.measure(sent)
@@ -105,7 +105,8 @@ class LeakageMeter:
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
         """Return the names of the tensors of a refused cut that must not be sent.
 
-        These are the tensors that leak too much alone. If no tensor does, it is the tensor that leaks most.
+        These are the tensors that exceed the limit alone. If there are none, it is the tensor with the
+        highest leakage.
         """
         if len(sent) < 2:
             return tuple(tensor.name for tensor in sent)
@@ -125,12 +126,12 @@ def _bound_db(leakage: Leakage | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutSearch:
-    """The task of a search for cuts.
+    """The settings of a search for cuts.
 
     Attributes:
-        pinned: bool [tensors], whether a tensor must not leave the device.
-        edge_link: link from the edge machine to the server, for three tiers.
-        leakage: measures the leakage of sent tensors; None without a limit on it.
+        pinned: Whether a tensor must not leave the device, bool [tensors].
+        edge_link: The link from the edge machine to the server, if there are three tiers.
+        leakage: Measures the leakage of sent tensors, or None without a limit.
     """
 
     costs: GraphCosts
@@ -144,14 +145,14 @@ class CutSearch:
 
 @dataclass(slots=True, kw_only=True)
 class CutSearchResult:
-    """The result of the search.
+    """The result of a search for cuts.
 
     Attributes:
-        tiers: the fastest placement on three tiers at each link.
-        attacked: number of cuts that were checked against the limit on leakage.
-        over: leakage of each cut that exceeds the limit; None where it is unknown.
-        is_ended: whether all cuts that might keep the limit on leakage were tried; False if `MAX_ROUNDS`
-            sweeps were not enough.
+        tiers: The fastest placement on three tiers for each link.
+        attacked: The number of cuts whose leakage was checked.
+        over: The leakage of each cut that exceeds the limit, or None where it is unknown.
+        is_ended: Whether all cuts that might keep the limit were tried. It is False if `MAX_ROUNDS` was
+            reached.
     """
 
     cuts: list[CutCandidate] = field(default_factory=list)
@@ -167,10 +168,13 @@ class CutSearchResult:
 
 
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
-    """Return the few cuts that lower the best score most, and the best one of each coding for the report.
+    """Return the few cuts that improve the best score most, and the best cut of each coding for the report.
 
-    `base`: plans without a cut; a cut must lower the best of their scores. `progress`: called with the step's
-    name, the number of settings done, and the number of all settings; the numbers are None if unknown.
+    Args:
+        search: The settings.
+        base: The plans without a cut. A cut must improve on the best of them.
+        progress: Called with the name of the step, and the number of conditions solved and in total. The
+            numbers are None if they are unknown.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

@@ -1,7 +1,7 @@
-"""The candidates that are best somewhere, by scores over bandwidth, round trip, server load and device load.
+"""Finds the best candidates for each bandwidth, round-trip time, server load and device load.
 
-It is pure: no input or output. Candidates within 1 % of the best count as equal, and the simplest of them
-wins: local, then a whole-model upload, then a cut, then a cascade.
+Candidates within 1 % of the best count as equally good. The simplest of them is chosen: local, an upload of
+the input, a cut, or a cascade, in this order.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +27,25 @@ Score: TypeAlias = Callable[[OffloadPlan, Conditions], float]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Settings of the link; `conditions` combines them with loads.
+    """The bandwidths and round-trip times for which a plan is made.
 
     Attributes:
-        bandwidths_mbit_s, rtts_ms: settings of the link; the bandwidth is equal both ways.
+        bandwidths_mbit_s, rtts_ms: The bandwidths, which are the same in both directions, and the round-trip
+            times.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
     rtts_ms: tuple[float, ...]
 
     def links(self) -> tuple[LinkState, ...]:
-        """Return the links, [RTTs x bandwidths], RTT by RTT."""
+        """Return all links of the grid, ordered by round-trip time and bandwidth."""
         return tuple(
             LinkState(bandwidth * _BITS_PER_MBIT, bandwidth * _BITS_PER_MBIT, rtt / 1e3)
             for rtt, bandwidth in product(self.rtts_ms, self.bandwidths_mbit_s)
         )
 
     def conditions(self) -> tuple[Conditions, ...]:
-        """Return every link under every load; unloaded machines come first, in the order of `links`."""
+        """Return all combinations of links and loads. Unloaded machines come first, ordered as `links`."""
         return tuple(
             Conditions(link, device, server)
             for server, device, link in product(SERVER_SLOWDOWNS, DEVICE_SLOWDOWNS, self.links())
@@ -54,17 +55,17 @@ class Grid:
 def score_all(
     plans: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> NDArray[np.float64]:
-    """Return scores, float64 [plans, conditions]; infinity if a plan cannot run or breaks a limit."""
+    """Return scores, float64 [plans, conditions], infinite if a plan cannot run or exceeds a limit."""
     return np.array([[score(plan, condition) for condition in conditions] for plan in plans])
 
 
 def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[np.intp]:
-    """Return the number of the plan that wins under each condition; -1 if no plan can run.
+    """Return the index of the best plan for each condition, or -1 if no plan can run.
 
     Args:
-        scores: float64 [plans, conditions].
-        ranks: rank of each plan, smaller for simpler plans; among equals the smaller rank wins, then the
-            earlier plan.
+        scores: The scores, float64 [plans, conditions].
+        ranks: The rank of each plan. Of equally good plans, the one with the lowest rank is chosen, or the
+            first of these.
     """
     best = scores.min(axis=0)
     equal = scores <= best * (1 + EQUAL)
@@ -74,9 +75,9 @@ def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[n
 
 
 def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinRange, ...]:
-    """Return the ranges of bandwidth in which plan `number` wins on unloaded machines.
+    """Return the ranges of bandwidth in which a plan is the best on unloaded machines.
 
-    `winners`: result of `find_winners`, for the conditions of `grid`.
+    `winners` is the result of `find_winners` for the conditions of `grid`. `number` is the index of the plan.
     """
     columns = len(grid.bandwidths_mbit_s)
     ranges = []
@@ -89,10 +90,14 @@ def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinR
 
 
 def choose_few(scores: NDArray[np.float64], base: NDArray[np.float64], at_most: int) -> tuple[int, ...]:
-    """Choose candidates one by one: the next one lowers the best score so far most. Return their numbers.
+    """Return the indices of candidates that are chosen greedily.
 
-    `scores`: float64 [candidates, conditions]. `base`: float64 [conditions], the best score without any
-    candidate.
+    Each choice is the candidate that improves the best scores most.
+
+    Args:
+        scores: The scores of the candidates, float64 [candidates, conditions].
+        base: The best score without candidates, float64 [conditions].
+        at_most: The maximum number of choices.
     """
     chosen: list[int] = []
     best = np.where(np.isfinite(base), base, np.nan)

@@ -1,4 +1,4 @@
-"""Sentences on the result of a plan: one for each candidate, and some on where offloading pays."""
+"""Writes sentences about the result of planning: one for each candidate, and some about offloading."""
 
 import math
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ _PROOFS: Final = {
 
 
 def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = False) -> str:
-    """Return one sentence that says what a candidate does, what it sends, and where it wins.
+    """Return a sentence that says what a candidate does, what it sends, and when it is the best.
 
     Args:
-        candidate: candidate whose `explanation` is still empty.
-        kernels: number of the model's kernels.
-        is_reserve: whether it is in the table only for inputs that the best candidates cannot send.
+        candidate: A candidate without `explanation`.
+        kernels: The number of kernels in the model.
+        is_reserve: Whether it is in the table only for inputs that the best candidates cannot send.
     """
     costs = candidate.plan.costs
     if candidate.kind == "local":
@@ -53,9 +53,9 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
 def explain_plan(
     candidates: Sequence[Candidate], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
 ) -> tuple[str, ...]:
-    """Return sentences that say where offloading pays, where a cut pays, and where neither pays.
+    """Return sentences that say under which conditions offloading or a cut is faster.
 
-    `bandwidths` (Mbit/s), `rtts` (ms): bandwidths and round trips of the grid. `unit`: unit of the scores.
+    `bandwidths` (Mbit/s) and `rtts` (ms) are those of the grid. `unit` is the unit of the scores.
     """
     sentences = []
     too_lossy = [candidate for candidate in candidates if candidate.is_over_loss]
@@ -107,10 +107,14 @@ def explain_plan(
 def explain_leakage(
     limit_db: float, attacked: int, refused: int, least: Leakage | None, *, is_ended: bool
 ) -> str:
-    """Return the result of the search for cuts within a limit on leakage, in words.
+    """Return a text about the search for cuts within a limit on leakage.
 
-    `refused`: number of cuts that exceed the limit. `least`: the least leakage of the refused cuts; None if
-    it is unknown. `is_ended`: whether the search has tried all cuts that might keep the limit.
+    Args:
+        limit_db: The limit in dB.
+        attacked: The number of cuts that were checked.
+        refused: The number of cuts that exceed the limit.
+        least: The lowest leakage of the refused cuts, or None if it is unknown.
+        is_ended: Whether all cuts that might keep the limit were tried.
     """
     if not attacked:
         return f"No cut was found to hold against --max-leak {limit_db:g} dB."
@@ -133,7 +137,7 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
 
 
 def describe_certificate(certificate: Certificate) -> str:
-    """Return the proof of a cut in words, with the coding, link, loads and limits for which it holds."""
+    """Return a text about the proof of a cut, with the coding, link, loads and limits to which it applies."""
     how = _PROOFS.get(certificate.proof, certificate.proof).format(f"{certificate.placements:,}")
     rivals = "split" if certificate.splits_only else "placement"
     if certificate.gap <= 0:
@@ -158,9 +162,9 @@ def describe_certificate(certificate: Certificate) -> str:
 
 
 def describe_answers(candidate: Candidate, samples: int) -> str:
-    """Return in words the share of answers that a candidate changes, and that it is expected to make wrong.
+    """Return a text about the answers that a candidate changes, and those that probably become wrong.
 
-    `samples`: number of samples on which the shares were measured.
+    `samples` is the number of samples on which this was measured.
     """
     share, parts = candidate.plan.answers_changed, []
     if share is not None:
@@ -173,7 +177,7 @@ def describe_answers(candidate: Candidate, samples: int) -> str:
 
 
 def describe_leakage(candidate: Candidate) -> str:
-    """Return in words how much of the input a candidate that sends something reveals."""
+    """Return a text about how much of the input is revealed by a candidate that sends something."""
     if candidate.sends_input:
         return "the input itself"
     leakage_db = candidate.plan.leakage_db
@@ -185,13 +189,13 @@ def describe_leakage(candidate: Candidate) -> str:
 
 
 def describe_limits(machine: PlannedMachine) -> str:
-    """Return the limits of a machine, such as `8 MB of weights`; empty if there are none."""
+    """Return the limits of a machine, such as `8 MB of weights`, or an empty text."""
     limits = ((machine.weights_bytes, "weights"), (machine.memory_bytes, "weights and activations"))
     return ", ".join(f"{size(limit)} of {quantity}" for limit, quantity in limits if limit is not None)
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as a text in B, kB or MB (millions), such as `1.5 MB`."""
+    """Return a number of bytes as text in B, kB or MB, such as `1.5 MB`."""
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

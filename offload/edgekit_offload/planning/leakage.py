@@ -1,9 +1,9 @@
-"""How much of a model's input an attacker can recover from the tensors that a cut sends: a lower bound.
+"""Measures a lower bound of how much of the input an attacker can recover from the tensors of a cut.
 
-The attacker is linear and knows some inputs with the tensors sent for them. He either fits ridge regression
-from everything that is sent to the input, or uses for each value of the input the one sent value that varies
-most like it. Stronger attackers exist, so the true leakage is at least the measured one. A low figure is no
-proof of secrecy.
+The attacker is linear, and knows some inputs with the tensors that are sent for them. Two attacks are tried.
+One fits a ridge regression from all sent values to the input. The other uses the sent value with the highest
+correlation for each value of the input. Since stronger attackers exist, a low result does not prove that the
+input is secret.
 
 Source: Hoerl, Kennard, "Ridge regression", Technometrics 12, 1970; solved in its dual form.
 """
@@ -38,14 +38,15 @@ _Order: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leakage:
-    """How well an attacker rebuilt inputs that were unknown to the attacker.
+    """How well an attacker can reconstruct unknown inputs.
 
     Attributes:
-        lower_bound_db: PSNR of the rebuilt inputs, at most `MAX_DB`. An attacker may do better than this.
-        mean_db: PSNR of the mean input, which needs no sent tensor. If the two are equal, the attacker
-            found nothing.
-        known_samples: number of inputs that the attacker knew. With more of them, the bound is higher.
-        held_out_samples: number of inputs from which the figures come.
+        lower_bound_db: The PSNR of the reconstructed inputs, at most `MAX_DB`. Other attackers may reach
+            more.
+        mean_db: The PSNR of the mean input, which requires no sent tensor. If both are equal, the attack
+            failed.
+        known_samples: The number of inputs that the attacker knew. The bound increases with it.
+        held_out_samples: The number of inputs that were reconstructed.
     """
 
     lower_bound_db: float
@@ -54,28 +55,29 @@ class Leakage:
     held_out_samples: int
 
     def describe(self) -> str:
-        """Return the bound in words, with the number of inputs that the attacker knew."""
+        """Return a text with the bound and the number of inputs that the attacker knew."""
         return f"at least {self.lower_bound_db:.1f} dB to an attacker who knows {self.known_samples:,} inputs"
 
 
 def measure_leakage(
     inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int = 0, most_values: int = MAX_VALUES
 ) -> Leakage:
-    """Return how well a linear attacker rebuilds the input from the tensors that a cut sends.
+    """Return how well a linear attacker can reconstruct the input from the tensors that a cut sends.
 
-    Time and memory are bounded by `MAX_SAMPLES`, `MAX_VALUES` and `MAX_FEATURES`: at most about 10 s of one
-    core, and 500 MB beside the arguments. PSNR refers to the range of the inputs, largest minus smallest.
+    Time and memory are limited by `MAX_SAMPLES`, `MAX_VALUES` and `MAX_FEATURES` to about 10 s on one core,
+    and 500 MB in addition to the arguments. The PSNR is relative to the range of the inputs.
 
     Args:
-        inputs: [samples, ...] real numbers, such as images or windows of a sensor. The samples must be
-            distinct. If windows overlapped, the attacker would know parts of the inputs to rebuild.
-        sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
-        seed: seed of the order of the samples, and of sampling and grouping values.
-        most_values: most values of an input that are rebuilt; fewer take less time and make the mean error
-            less certain.
+        inputs: Real numbers [samples, ...], such as images or windows of sensor data. The samples must be
+            distinct and must not overlap, or the attacker would know parts of the inputs to reconstruct.
+        sent: The tensors [samples, ...] after decoding on the server, to include the loss of the coding.
+        seed: The seed for the order of samples, and for sampling and grouping values.
+        most_values: The maximum number of values of an input to reconstruct. With fewer values, it is faster
+            but the mean error is less certain.
 
     Raises:
-        CutError: there are too few samples, their numbers differ, no input varies, or a value is not finite.
+        CutError: There are too few samples, their numbers differ, all inputs are equal, or a value is not
+            finite.
     """
     rng = np.random.default_rng(seed)
     source = _as_rows(inputs, "inputs")

@@ -1,7 +1,7 @@
-"""Measures candidates: extracts their submodels, runs them on the samples, times them on both machines.
+"""Measures candidates: extracts their submodels, runs them on samples, and times them on both machines.
 
-Sizes and changes of the answers come from real tensors and files, times from whole runs of head and tail.
-Compression and media codecs are timed with them. This module chooses nothing.
+Sizes and changes of answers are measured on the actual tensors and files. Times are those of complete runs of
+head and tail, with compression and media codecs.
 """
 
 import contextlib
@@ -64,14 +64,14 @@ _FEW_VALUES: Final = 256  # values of an input that an attack rebuilds, if time 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentSamples:
-    """Results of a candidate on the samples.
+    """The results of a candidate on the samples.
 
     Attributes:
-        tensors: tensors of the first sample, as the tail takes them.
-        upload_bytes, download_bytes: bytes of request and reply on the link, means over the samples.
-        plain_bytes: bytes of the upload without compression.
-        change: change of the answers; None if unknown, see `compare_answers`.
-        reply: outputs of the tail for the first sample.
+        tensors: The input tensors of the tail for the first sample.
+        upload_bytes, download_bytes: The mean sizes of request and reply on the link in bytes.
+        plain_bytes: The mean size of the request without compression in bytes.
+        change: The change of the answers, or None if it is unknown (see `compare_answers`).
+        reply: The outputs of the tail for the first sample.
     """
 
     tensors: Feeds
@@ -111,15 +111,15 @@ class _Seconds:
 
 @dataclass(slots=True, kw_only=True)
 class CutMeasurement:
-    """Extracts cuts and uploads, and measures them; a `Measure` of the planner.
+    """Extracts and measures cuts and uploads. It is a `Measure` for the planner.
 
     Attributes:
-        feeds: samples, one request each.
-        seconds: time that each machine measures.
-        options: session options of the model and its parts: `OrtOptions` that differ from their defaults.
-        classes: outputs that are known to hold scores of classes; outputs of probabilities need not be named.
-        splits: name of a plan -> its submodels, filled by the call.
-        usual_s: `MachineFacts.usual_s` of the device during the measurement; None before the call.
+        feeds: The samples, one request each.
+        seconds: The measuring time of each machine.
+        options: The options of the model and its submodels that differ from the defaults of `OrtOptions`.
+        classes: The outputs that are class scores. Probabilities are detected.
+        splits: A dict from the name of a plan to its submodels. The call adds entries.
+        usual_s: `MachineFacts.usual_s` of the device during the measurement, or None before the call.
     """
 
     model: OpenedModel
@@ -337,18 +337,18 @@ class _Media:
 def leakage_of(
     model: OpenedModel, feeds: Sequence[Feeds], *, limit_s: float = math.inf, max_bytes: float = 1e9
 ) -> Callable[[Sequence[SentTensor]], Leakage | None]:
-    """Return a function that measures how well an attacker rebuilds an input from sent tensors.
+    """Return a function that measures how well an attacker can reconstruct an input from sent tensors.
 
-    Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than
-    `max_bytes`, fewer samples are used, at least `LEAST_FOR_LIMIT`. If the tensors are still too large, the
-    attacker gets a random part of the values of each tensor.
+    If there are several inputs, the one with the highest leakage counts. If the sent tensors exceed
+    `max_bytes`, fewer samples are used, but at least `LEAST_FOR_LIMIT`. If this is not enough, the attacker
+    gets a random selection of the values.
 
     Args:
-        model: the ONNX model.
-        feeds: samples, one request each; the attacker knows most of them.
-        limit_s: time of all calls together; after it, calls return None. With a limit, the attacker knows
-            fewer samples of a slow model, and the lower bound is then lower.
-        max_bytes: most bytes that the sent tensors of all samples may take.
+        model: The ONNX model.
+        feeds: The samples, one request each. The attacker knows most of them.
+        limit_s: The total time, after which calls return None. With a limit, the attacker knows fewer samples
+            of a slow model, so that the lower bound is lower.
+        max_bytes: The maximum size of the sent tensors of all samples in bytes.
     """
     spent_s = 0.0
     used, most_values = feeds, MAX_VALUES

@@ -1,4 +1,4 @@
-"""What a plan is made for: an objective with what it needs, as the solver and the planner ask for it."""
+"""The objective of a plan with the values that it needs, for the solver and the planner."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -40,10 +40,10 @@ class Goal:
 
     @property
     def stages(self) -> tuple[Weights, ...]:
-        """The weights of the solver's costs, for each stage that the objective has.
+        """The weights of the solver's costs for each stage of the objective.
 
         Raises:
-            CutError: the objective needs a value that is missing.
+            CutError: A value that the objective needs is missing.
         """
         self.check()
         power = self.power or PowerModel(0.0, 0.0)
@@ -51,7 +51,10 @@ class Goal:
 
     @property
     def score(self) -> Score:
-        """Function that returns a plan's score, in the objective's unit; infinity above the latency limit."""
+        """A function that returns the score of a plan in the objective's unit.
+
+        The score is infinite above the latency limit.
+        """
         limit_s = np.inf if self.latency_limit_s is None else self.latency_limit_s
 
         def score(plan: OffloadPlan, conditions: Conditions) -> float:
@@ -63,10 +66,10 @@ class Goal:
         return score
 
     def check(self) -> None:
-        """Check that no value is missing that the objective needs.
+        """Check that the objective has all values that it needs.
 
         Raises:
-            CutError: something is missing.
+            CutError: A value is missing.
         """
         for field in self.row.needs:
             if getattr(self, field) is None:

@@ -1,4 +1,4 @@
-"""What a plan is made from: a model, its profiles on both machines, samples, a goal and limits."""
+"""The inputs of planning: a model, its profiles on both machines, samples, an objective and limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ MAX_LOSS: Final = 1e-3  # expected loss of accuracy by a coding that is allowed 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedPlan:
-    """A plan that was extracted and ran.
+    """A plan whose submodels were extracted and run.
 
     Attributes:
-        plan: plan with measured costs, or with modelled ones if it was not measured.
-        change: change of the answers to the samples; None if no classes are known, or the plan did not run.
+        plan: The plan with measured costs, or with modelled costs if it was not measured.
+        change: The change of the answers, or None if there are no known classes or the plan did not run.
     """
 
     plan: OffloadPlan
@@ -37,7 +37,7 @@ class ExtractedPlan:
 
 
 class Measure(Protocol):
-    """Extracts candidates as submodels and times them by turns. A candidate that does not work is refused."""
+    """Extracts candidates as submodels and measures them in turns. Candidates that fail are refused."""
 
     def __call__(
         self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
@@ -48,28 +48,28 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """The inputs of a plan.
+    """The inputs of planning.
 
     Attributes:
-        feeds: samples, one request each.
-        power: power of the device, for energy; the table carries it for devices that prefer energy.
-        latency_limit_s: for capacity, the limit of 99 % of requests; for energy, the limit of the predicted
-            latency.
-        requests_per_s: rate of one device, for capacity.
-        keep_on_device: names of tensors that stay on the device, or `input`.
-        edge: profile of the machine between device and server, for three tiers: the device sends to this
-            machine.
-        measure: extracts and measures candidates; with None, costs are only sums over kernels.
-        leakage: measures the leakage of sent tensors; None for no attack.
-        cascade: a small model for the device, and the required agreement.
-        max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
-            The loss is unknown if outputs are not known to be classes, nothing ran, or samples are too few or
-            made up. Only a limit of 1 accepts an unknown loss.
-        has_samples: whether `feeds` are the user's data. Golden and made-up inputs are no evidence of what a
-            coding changes.
-        is_server_modelled: whether the server's profile is another machine's, scaled.
-        sample_rate_hz: sample rate of sound; None if unknown.
-        notes: warnings about profiles and samples for the user.
+        feeds: The samples, one request each.
+        power: The power of the device, for the objective energy. It is also written to the cut table.
+        latency_limit_s: The latency limit. It applies to 99 % of the requests for the objective capacity, and
+            to the predicted latency for energy.
+        requests_per_s: The request rate of one device, for capacity.
+        keep_on_device: The names of tensors that must stay on the device, or `input`.
+        edge: The profile of an edge machine between device and server, if there are three tiers. The device
+            then sends to this machine.
+        measure: Extracts and measures candidates. With None, costs are only sums over kernels.
+        leakage: Measures the leakage of sent tensors, or None.
+        cascade: The small model of a cascade and the required agreement.
+        max_loss: The fraction of answers that a coding may make wrong, including one standard error. The loss
+            is unknown if no outputs are known to be classes, nothing was run, or there are too few real
+            samples. An unknown loss is accepted only if this is 1.
+        has_samples: Whether `feeds` are the user's data. The loss is not estimated from golden or generated
+            inputs.
+        is_server_modelled: Whether the server's profile is scaled from another machine.
+        sample_rate_hz: The sample rate of sound, or None if it is unknown.
+        notes: Warnings for the user about profiles and samples.
     """
 
     name: str
@@ -98,7 +98,7 @@ class PlanInputs:
 
     @property
     def goal(self) -> Goal:
-        """The objective with its limit on latency."""
+        """The objective with its latency limit."""
         return Goal(objective=self.objective, power=self.power, latency_limit_s=self.latency_limit_s)
 
     @property
@@ -106,10 +106,11 @@ class PlanInputs:
         return self.edge or self.server
 
     def check(self) -> None:
-        """Check that there is something to plan.
+        """Check the inputs.
 
         Raises:
-            CutError: samples are missing or of another model, the link is down, or the objective lacks data.
+            CutError: Samples are missing or do not fit the model, the link is down, or the objective lacks
+                data.
         """
         if not self.feeds:
             raise CutError("planning needs samples: the sizes of sent tensors depend on their values")

@@ -1,17 +1,18 @@
-"""The planner: collects candidates for running a model on two machines, and has them compared.
+"""Plans how to run a model on two machines: collects candidates and compares them.
 
-Example: a classifier takes 50 ms on the device and 5 ms on the server, its photographs have 600 kB.
+For example, a classifier takes 50 ms on the device and 5 ms on the server. Its images have 600 kB.
 
-1. `local` needs 50 ms of the device, if the model fits its memory; `raw` and `jpeg:90` upload the input.
-2. Each tensor between two kernels is measured in each coding (`coding_costs`). The sweep (`cut_candidates`)
-   then solves for the cheapest placement of kernels at each link and load. It finds that behind kernel 12 a
-   tensor of 40 kB crosses, or 9 kB as int8: `cut1-raw` and `cut2-int8`.
-3. `PlanInputs.measure` extracts these candidates and times them as they are: 21 ms + 2 ms for `cut2-int8`.
-   Without it, their times stay sums over kernels (`modelled`).
-4. A cascade may join (`cascade`), and what is sent may be attacked (`leakage`).
-5. `comparison` scores all on the grid of links and loads. What wins somewhere goes into the cut table.
+1. `local` needs 50 ms on the device if the model fits its memory. `raw` and `jpeg:90` upload the input.
+2. Each tensor between two kernels is measured in each coding (`coding_costs`). Then the cheapest placement of
+kernels is computed for each link and load (`cut_candidates`). Behind kernel 12, a tensor of 40 kB is sent, or
+9 kB as int8. This gives `cut1-raw` and `cut2-int8`.
+3. `PlanInputs.measure` extracts these candidates and measures complete runs, such as 21 ms + 2 ms for
+`cut2-int8`. Without it, their times are sums over kernels (`modelled`).
+4. Optionally, a cascade is added (`cascade`), and attacks on the sent tensors are measured (`leakage`).
+5. `comparison` computes all scores for the grid of links and loads. Candidates that are the best for some of
+these go into the cut table.
 
-Each step returns its candidates, or a `Refusal` that says why there is none.
+Each step returns its candidates, or a `Refusal` with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,10 +52,10 @@ from edgekit_runtime.offload.offload_plan import LOCAL, OffloadPlan, PlanCosts
 
 
 def plan(inputs: PlanInputs, progress: Progress = lambda _step, _done, _total: None) -> PlanningResult:
-    """Return every way to run a model on two machines, and where each is the best.
+    """Return all ways to run a model on two machines, and the conditions under which each is the best.
 
     Raises:
-        CutError: a profile is of another model, the link is down, or nothing keeps the limits.
+        CutError: A profile belongs to another model, the link is down, or no candidate keeps the limits.
     """
     inputs.check()
     progress("measuring what tensors take on the link", None, None)

@@ -1,7 +1,8 @@
-"""A server known only by its URL: measures its time for the whole model, and the link to it.
+"""Measures a server with a known URL: its time for the whole model, and the link to it.
 
-Single kernels cannot be measured there. The kernel times of this machine are scaled so that their sum is the
-server's time. A processor of another kind spends its time on other kernels, so such a profile is modelled.
+Single kernels cannot be measured on such a server. Instead, the kernel times of this machine are scaled to
+the total time of the server. The result is only modelled, because other kernels may be slow on another
+processor.
 """
 
 import contextlib
@@ -35,10 +36,10 @@ class ServerAccess:
     insecure: bool = False
 
     def read_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments `token`, `ca_file` and `insecure` of clients of the server.
+        """Return the arguments `token`, `ca_file` and `insecure` for clients of the server.
 
         Raises:
-            ConfigError: the token cannot be read.
+            ConfigError: The token cannot be read.
         """
         token = None if self.token_file is None else read_token(self.token_file)
         return {"token": token, "ca_file": self.ca_file, "insecure": self.insecure}
@@ -46,10 +47,10 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class ProbedServer:
-    """A server, measured over its link.
+    """The measurements of a server over its link.
 
     Attributes:
-        profile: this machine's profile, scaled so that the whole model takes as long as on the server.
+        profile: The profile of this machine, scaled to the server's time for the whole model.
     """
 
     profile: ModelProfile
@@ -62,26 +63,26 @@ def is_url(text: str) -> bool:
 
 
 def check_server(access: ServerAccess, name: str) -> None:
-    """Check that the server serves a model, by a request for its metadata.
+    """Check that the server serves a model, with a request for its metadata.
 
     Raises:
-        CutError: the server does not serve this model.
-        TransportError: it cannot be reached.
-        ConfigError: the token cannot be read, or the server is plain HTTP on another machine.
+        CutError: The server does not serve the model.
+        TransportError: The server cannot be reached.
+        ConfigError: The token cannot be read, or the server on another machine uses plain HTTP.
     """
     with Client(access.url, **access.read_arguments()) as client, _explain_refusals(access.url, name):
         client.metadata(name)
 
 
 def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
-    """Measure the link to a server, and how long the server takes for a request to the whole model.
+    """Measure the link to a server, and the server's time for the whole model.
 
-    `profile`: this machine's profile of the model. `feeds`: one request. `seconds`: time for the requests.
+    `profile` is that of the model on this machine. `feeds` are one request. `seconds` is the measuring time.
 
     Raises:
-        CutError: the server does not serve this model.
-        TransportError: it cannot be reached.
-        ConfigError: the token cannot be read, or the server is plain HTTP on another machine.
+        CutError: The server does not serve the model.
+        TransportError: The server cannot be reached.
+        ConfigError: The token cannot be read, or the server on another machine uses plain HTTP.
     """
     url, arguments = access.url, access.read_arguments()
     link = probe_link(url, **arguments)

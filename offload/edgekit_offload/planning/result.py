@@ -1,7 +1,7 @@
-"""The result of planning: every way to run the model, its costs, and where it is the best one.
+"""The result of planning: all ways to run a model, their costs, and when each is the best.
 
-Report, demo, export, benchmarks and the terminal read this record; `to_plain` and `from_plain` of
-`edgekit_runtime.dataclass_json` convert it to JSON and back. It decides and measures nothing.
+The records are used by reports, the demo, exports, benchmarks and the terminal. `to_plain` and `from_plain`
+of `edgekit_runtime.dataclass_json` convert them to and from JSON.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ _Figure: TypeAlias = Annotated[float, Range(0, 1e15)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMachine:
-    """A machine that the plan is for.
+    """A machine for which a plan is made.
 
     Attributes:
-        name: such as `Cortex-A76, 4 cores` or a URL.
-        memory_bytes: the given limit of weights and activations; None if there was none.
-        weights_bytes: the given limit of the weights alone.
+        name: A description, such as `Cortex-A76, 4 cores`, or a URL.
+        memory_bytes: The limit of weights and activations, or None.
+        weights_bytes: The limit of the weights alone, or None.
     """
 
     name: str
@@ -36,13 +36,14 @@ class PlannedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedLimit:
-    """A limit within which a certificate holds.
+    """A limit to which a certificate applies.
 
     Attributes:
-        name: name of the limited quantity, such as `latency` or `weights on the device`.
-        at_most: value of the limit, in `unit`.
-        unit: seconds or bytes.
-        server_waits: wait on the server that a limited latency includes, as a multiple of the server's time.
+        name: The limited quantity, such as `latency` or `weights on the device`.
+        at_most: The limit in `unit`.
+        unit: Seconds or bytes.
+        server_waits: The waiting time on the server that is included in the latency, as a multiple of the
+            server's time.
     """
 
     name: str
@@ -53,21 +54,24 @@ class StatedLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The proof that no placement costs less, at one setting of the link.
+    """The proof that no placement costs less than a cut.
+
+    It applies only to the link, loads, coding and limits in the attributes. Under other conditions, a
+    placement may cost less.
 
     Attributes:
-        proof: `enumerated` (every placement was tried), `dual` (a checked bound) or `solver` (the bound of a
-            search).
-        cost, bound: cost and lower bound in the cost model, in `unit`; no placement costs less than `bound`.
-        gap: upper bound of the excess over the best placement's cost, as a share of the cut's cost.
-        placements: number of placements tried one by one; 0 if the proof is a bound.
-        bandwidth_mbit_s, rtt_ms: link for which the proof holds.
-        device_slowdown, server_slowdown: loads for which the proof holds; 1 is an idle machine.
-        splits_only: True if only placements with a kernel on each side were compared.
-        has_pins: True if placements that send a tensor refused for its leakage were not compared.
-        coding: coding for which the proof holds; in another one, a placement may cost less.
-        limits: limits that the placements keep; a placement that exceeds one may cost less.
-        pinned: tensors that stay on the device; a placement that sends one may cost less.
+        proof: `enumerated` if all placements were compared, `dual` for a bound that was checked, or `solver`
+            for the bound of a search.
+        cost, bound: The cost in the cost model and its lower bound, in `unit`.
+        gap: The largest possible excess over the minimum cost, as a fraction of the cost.
+        placements: The number of placements that were compared, or 0 if the proof is a bound.
+        bandwidth_mbit_s, rtt_ms: The link.
+        device_slowdown, server_slowdown: The loads, where 1 is an idle machine.
+        splits_only: Whether only placements with kernels on both sides were compared.
+        has_pins: Whether placements were excluded because of their leakage.
+        coding: The coding of sent tensors.
+        limits: The limits that the placements keep.
+        pinned: The tensors that stay on the device.
     """
 
     proof: str
@@ -89,13 +93,13 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentTensor:
-    """A tensor that crosses the link.
+    """A tensor that is sent over the link.
 
     Attributes:
         coding: `raw`, `int8`, `int4`, `uint8`, `delta`, or a media codec such as `jpeg:90`.
-        raw_bytes, sent_bytes: bytes of one request, before and after coding and compression.
-        rounding: description of how a 16-bit coding rounds values that it cannot restore exactly, or the
-            sample rate of sound; else empty.
+        raw_bytes, sent_bytes: The size in a request before and after coding and compression.
+        rounding: How a 16-bit coding rounds values that it cannot restore exactly, or the sample rate of
+            sound. Otherwise empty.
     """
 
     name: str
@@ -107,11 +111,11 @@ class SentTensor:
 
 @dataclass(frozen=True, slots=True)
 class WinRange:
-    """Bandwidths over which a candidate is the best one, on unloaded machines.
+    """A range of bandwidths in which a candidate is the best on unloaded machines.
 
     Attributes:
-        rtt_ms: round trip for which this holds.
-        from_mbit_s, to_mbit_s: first and last bandwidth, points of the grid.
+        rtt_ms: The round-trip time.
+        from_mbit_s, to_mbit_s: The first and last bandwidth, which are points of the grid.
     """
 
     rtt_ms: float
@@ -124,31 +128,28 @@ class Candidate:
     """One way to run the model, with its costs.
 
     Attributes:
-        kind: local, upload (whole model on the server), cut or cascade.
-        plan: its name and costs; the cut table has the same costs if it contains the candidate.
-        label: how its times were found; `modelled` are sums over kernels.
-        latency_ms: [RTTs][bandwidths], latency of one request on unloaded machines.
-        score: [RTTs][bandwidths], score that the objective minimises, in `PlanningResult.unit`; `NEVER` if
-            the latency limit does not hold.
-        wins: where it is the best one; empty if it never is.
-        in_table: whether it is in the cut table; it may be best only under load, or for inputs that the best
-            plans cannot send.
-        kernels_on_device: number of kernels of the head; for a cut.
-        device_bytes: weights and activations on the device, modelled; None if unknown.
-        devices_per_server: number of devices that a server carries at the latency limit, modelled; only for
-            the objective capacity.
-        certificate: proof of a cut; None for a cut from a plan on three tiers: `PlanningResult.tiers` has its
-            proof.
-        expected_loss: share of the answers that its coding is expected to make wrong, see `AnswerChange`;
-            None if unknown.
-        loss_error: standard error of `expected_loss`.
-        samples_needed: number of samples that the estimate of its loss needs; 0 if there are enough.
-        is_over_loss: whether `expected_loss` plus `loss_error` is more than `PlanningResult.max_loss`, or
-            unknown for a coding that is not exact; then the candidate is shown, but not offered.
-        sends_input: whether it sends an input itself or another form of it, with or without a coding, so that
-            no leakage is measured.
-        known_inputs: number of inputs that the attacker knew, each with its sent tensors; 0 if no leakage was
-            measured.
+        kind: local, upload (the whole model on the server), cut or cascade.
+        plan: The plan with its name and costs, as in the cut table.
+        label: The origin of the times. `modelled` times are sums over kernels.
+        latency_ms: The latency of a request on unloaded machines, [RTTs][bandwidths].
+        score: The score to minimise in `PlanningResult.unit`, [RTTs][bandwidths]. It is `NEVER` if the
+            latency limit is exceeded.
+        wins: The ranges in which it is the best, possibly empty.
+        in_table: Whether it is in the cut table. It may be the best only under load, or for inputs that the
+            best plans cannot send.
+        kernels_on_device: The number of kernels in the head of a cut.
+        device_bytes: The modelled size of weights and activations, or None if it is unknown.
+        devices_per_server: The modelled number of devices per server at the latency limit, only for the
+            objective capacity.
+        certificate: The proof of a cut. It is None for three tiers, whose proof is in `PlanningResult.tiers`.
+        expected_loss: The fraction of answers that its coding probably makes wrong (see `AnswerChange`), or
+            None if it is unknown.
+        loss_error: The standard error of `expected_loss`.
+        samples_needed: The number of samples needed to estimate the loss, or 0 if there are enough.
+        is_over_loss: Whether `expected_loss` plus `loss_error` exceeds `PlanningResult.max_loss`, or is
+            unknown for an inexact coding. The candidate is then shown but not used.
+        sends_input: Whether it sends an input or a converted input, so that leakage is not measured.
+        known_inputs: The number of inputs that the attacker knew, or 0 if leakage was not measured.
     """
 
     kind: Kind
@@ -177,16 +178,16 @@ class Candidate:
 
     @property
     def has_known_loss(self) -> bool:
-        """Whether `expected_loss` is known, and from as many samples as its estimate needs."""
+        """Whether `expected_loss` is known from enough samples."""
         return self.expected_loss is not None and not self.samples_needed
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A candidate that was considered and is not offered.
+    """A candidate that is not offered, with the reason.
 
     Attributes:
-        name: name of the candidate, such as `jpeg:90`, `cascade`; `cuts` for all cuts together.
+        name: The name of the candidate, such as `jpeg:90` or `cascade`, or `cuts` for all cuts.
     """
 
     name: str
@@ -195,15 +196,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlan:
-    """A placement on device, edge and cloud at one setting of both links.
+    """A placement on device, edge and cloud for one state of both links.
 
     Attributes:
-        bandwidths_mbit_s, rtts_ms: bandwidths and round trips of both links, the device's first.
-        kernels: number of kernels on each tier.
-        sent: for each link the tensors that cross it.
-        compute_ms: time of the kernels on each tier.
-        total_ms: latency including both links.
-        tiers: the tier of each kernel.
+        bandwidths_mbit_s, rtts_ms: The bandwidths and round-trip times of the links, starting at the device.
+        kernels: The number of kernels on each tier.
+        sent: The tensors that are sent over each link.
+        compute_ms: The time of the kernels on each tier.
+        total_ms: The latency including both links.
+        tiers: The tier of each kernel.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
@@ -222,17 +223,19 @@ class PlanningResult:
     """The result of `edgekit offload plan`.
 
     Attributes:
-        model: file name of the model; `model_sha256` is the digest of its bytes.
-        objective: the minimised objective; `unit` is the unit of `Candidate.score`.
-        bandwidths_mbit_s, rtts_ms: the grid.
-        candidates: local first, then whole-model candidates, then cuts.
-        table: the plans that are best somewhere, also under load and for inputs that other plans cannot send;
-            the package carries them.
-        kernels: number of kernels of the graph; 0 if the model cannot be cut.
-        samples: number of samples for sizes and accuracy.
-        max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
-        sentences: where offloading pays, in words, see `explain_plan`.
-        tiers: the fastest placements on three tiers; empty without a machine at the edge.
+        model: The file name of the model.
+        model_sha256: The digest of the model's file.
+        objective: The objective that was minimised.
+        unit: The unit of `Candidate.score`.
+        bandwidths_mbit_s, rtts_ms: The grid.
+        candidates: The candidates: local, uploads and cuts, in this order.
+        table: The plans for the package. Each is the best under some conditions, or for inputs that other
+            plans cannot send.
+        kernels: The number of kernels in the graph, or 0 if the model cannot be cut.
+        samples: The number of samples on which sizes and accuracy were measured.
+        max_loss: The fraction of answers that a coding may make wrong, including one standard error.
+        sentences: Sentences that say when offloading is faster, see `explain_plan`.
+        tiers: The fastest placements on three tiers, empty without an edge machine.
     """
 
     model: str
@@ -254,10 +257,10 @@ class PlanningResult:
     max_loss: Annotated[float, Range(0, 1)] = 1.0
 
     def best(self, bandwidth_mbit_s: float, rtt_ms: float) -> Candidate:
-        """Return the candidate that wins at the grid point nearest to a setting.
+        """Return the best candidate at the nearest point of the grid.
 
         Raises:
-            StopIteration: no candidate keeps the limits there.
+            StopIteration: No candidate keeps the limits there.
         """
         column = min(
             range(len(self.bandwidths_mbit_s)),

@@ -1,8 +1,8 @@
-"""The distinct cuts that are cheapest somewhere on a grid of links and loads, each with its certificate.
+"""Finds the cheapest cuts for a grid of links and loads, each with a certificate.
 
-Each setting needs one exact solution, which starts from the last one. Cuts with kernels on both sides are
-also sought if all kernels on one side would be cheaper, so that the plan can show the cost of the best cut
-there.
+The solver starts from the previous solution for each point of the grid. Even if it is cheaper to run all
+kernels on one side, the best cut with kernels on both sides is found too, so that the report can show its
+cost.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +31,11 @@ _SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integ
 
 @dataclass(frozen=True, slots=True)
 class OptimalCut:
-    """A placement that is the cheapest somewhere.
+    """A placement that is the cheapest for some link and load.
 
     Attributes:
-        tiers: the tier of each kernel; 0 is the device.
-        certificate: proof for the setting at which it was found first.
+        tiers: The tier of each kernel, where 0 is the device.
+        certificate: The proof for the conditions under which it was found first.
     """
 
     coding: str
@@ -77,14 +77,18 @@ def find_cuts(
     *,
     compares_up_to: int = FEW_PLACEMENTS,
 ) -> tuple[OptimalCut, ...]:
-    """Return the cuts that are cheapest under some conditions; the whole model on the device is left out.
+    """Return the cuts that are cheapest under some conditions, without the whole model on the device.
 
-    `conditions`: links and loads; all must be usable. `pinned`: bool [tensors], whether a tensor must not
-    leave the device. `progress`: called with the number of solved settings and the number of all.
-    `compares_up_to`: as for `Cuts`.
+    Args:
+        costs: The graph with its measurements.
+        conditions: The links and loads. No link may be down.
+        goal: The objective.
+        pinned: Whether a tensor must not leave the device, bool [tensors].
+        progress: Called with the number of conditions solved and in total.
+        compares_up_to: As for `Cuts`.
 
     Raises:
-        CutError: no placement keeps limits and pins, not even the whole model on the device.
+        CutError: No placement keeps the limits and pins, not even the whole model on the device.
     """
     optimal: dict[tuple[str, tuple[int, ...]], OptimalCut] = {}
     total, done = len(costs.codings) * len(conditions), 0
@@ -116,17 +120,17 @@ def place_on_tiers(
     pinned: NDArray[np.bool_] | None = None,
     limits: Sequence[Limit] = (),
 ) -> TierPlan:
-    """Return the fastest placement on a row of tiers (device, edge, cloud), proved.
+    """Return the fastest placement on several tiers (device, edge, cloud), with a proof.
 
-    Two packages implement the plan. The edge machine's package holds the parts of all tiers but the first;
-    its cut table splits them between edge machine and server.
+    The plan needs two packages. The package of the edge machine contains the parts of all tiers except the
+    device. Its cut table splits them between edge machine and server.
 
     Args:
-        costs: the graph with its times on each tier.
-        coding: key of `costs.codings`.
-        links: link behind each tier but the last.
-        pinned: bool [tensors], whether a tensor must not leave the device.
-        limits: sums that may not exceed a bound.
+        costs: The graph with its times on each tier.
+        coding: A key of `costs.codings`.
+        links: The links between neighbouring tiers.
+        pinned: Whether a tensor must not leave the device, bool [tensors].
+        limits: Upper bounds on other sums.
     """
     tiers = len(links) + 1
     table = tier_costs(costs, coding, links, pinned)

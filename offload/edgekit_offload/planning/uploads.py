@@ -1,8 +1,8 @@
-"""Uploads: the server runs the whole model, and the input is sent raw, as uint8, media files or deltas.
+"""Finds uploads, in which the server runs the whole model. The input is sent raw or coded.
 
-A cut must beat these candidates. A fair rival is a JPEG for photographs, Opus for speech, and differences
-for a sensor's series. Of several inputs, each one that suits a codec is sent in it, the others raw. Sizes are
-measured on samples. The values of codes are found in the samples too (`partition.calibrate`).
+These are the candidates with which cuts must compete, for example JPEG for images, Opus for speech, and
+differences for sensor data. If there are several inputs, each is sent in the codec if it is suitable, and raw
+otherwise. Sizes and the values of codes (`partition.calibrate`) are measured on samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,12 +49,12 @@ _MISSING: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeModel:
-    """Facts that whole-model candidates have in common.
+    """The measurements that all uploads have in common.
 
     Attributes:
-        server_s: time of the model on the server.
-        output_bytes, outputs: bytes and number of all outputs of one request.
-        device_slowdown, server_slowdown: time on the device or server as a multiple of this machine's time.
+        server_s: The time of the model on the server.
+        output_bytes, outputs: The size in bytes and the number of all outputs of a request.
+        device_slowdown, server_slowdown: The ratios of the device's and server's time to this machine's time.
     """
 
     server_s: float
@@ -91,9 +91,9 @@ class _CodedInput:
 def find_uploads(
     feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
 ) -> tuple[tuple[UploadCandidate, ...], tuple[Refusal, ...]]:
-    """Return a candidate for each coding in which the input can be sent, and refusals of other codings.
+    """Return an upload for each coding that suits the input, and refusals of the other codings.
 
-    `feeds`: samples, one request each. `sample_rate_hz`: sample rate of sound; None if unknown.
+    `feeds` are samples, one request each. `sample_rate_hz` is the sample rate of sound, or None.
     """
     inputs = _Inputs(feeds, whole)
     lattices = {

@@ -1,1 +1,1 @@
-"""Measured costs of a model: `machine` measures them, `model_profile` stores, `planning_graph` joins."""
+"""Measures costs of a model (`machine`), stores (`model_profile`) and combines them (`planning_graph`)."""

@@ -1,9 +1,8 @@
-"""The kernels that onnxruntime made of a model, with the names of the model's own tensors.
+"""Maps the kernels that onnxruntime runs to the tensor names of the model.
 
-onnxruntime writes the graph that it runs, and times its nodes. Most outputs of fused nodes keep their names.
-Outputs in another layout (NCHWc, or behind a Transpose that was moved) have new names, but hold the same
-values. A cut there is a cut at the model's tensor, because the layout is changed back at the end of a
-submodel.
+onnxruntime saves the graph that it runs, and times its nodes. Most outputs of fused nodes keep their names.
+Outputs in another layout (NCHWc, or after a moved Transpose) have new names but the same values. A cut there
+is a cut at the model's tensor, because the layout is converted back at the end of a submodel.
 """
 
 import contextlib
@@ -47,17 +46,17 @@ def read_kernels(
     overhead_s: float,
     scale: float,
 ) -> tuple[tuple[KernelTime, ...], dict[str, int]]:
-    """Return the kernels of a profile, and the tensors that they write: name -> size in bytes.
+    """Return the kernels of a profile, and a dict from each tensor that they write to its size in bytes.
 
     Args:
-        model: the model as it was given to onnxruntime.
-        optimised: the graph that onnxruntime made of it.
-        nodes: times of the nodes of `optimised`.
-        overhead_s: time that profiling added to each node.
-        scale: factor for each time, applied after `overhead_s` is subtracted.
+        model: The model that was passed to onnxruntime.
+        optimised: The graph that onnxruntime made from it.
+        nodes: The times of the nodes of `optimised`.
+        overhead_s: The time that profiling added to each node.
+        scale: A factor for all times after subtracting `overhead_s`.
 
     Raises:
-        CutError: the times belong to another graph.
+        CutError: The times belong to another graph.
     """
     own = tensors_of(model)
     names = _find_own_names(model, optimised, own)
@@ -87,14 +86,14 @@ def read_kernels(
 
 
 def tensors_of(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the names of a model's inputs and of all tensors that its nodes write; weights are no inputs."""
+    """Return the names of a model's inputs, without weights, and of all tensors that its nodes write."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name for value in model.graph.input} - weights
     return frozenset(inputs | {tensor for node in model.graph.node for tensor in node.output if tensor})
 
 
 def find_obstacle(model: onnx.ModelProto) -> str:
-    """Return why a model cannot be split, or an empty text if it can."""
+    """Return the reason why a model cannot be split, or an empty text if it can."""
     for node in model.graph.node:
         if has_subgraph(node):
             return f"the model has control flow, node '{node.name}' ({node.op_type})"
@@ -120,20 +119,20 @@ def measure_sizes(
     weights: Mapping[str, bytes | memoryview],
     inputs: Mapping[str, Array],
 ) -> tuple[dict[str, int], frozenset[str]]:
-    """Return the sizes in bytes of tensors, and which of them cannot be sent, from runs on this machine.
+    """Return the sizes of tensors in bytes, and the names of those that cannot be sent.
 
-    A value that is no plain tensor (a sequence, text) has no size and cannot be sent. A tensor whose shape
-    depends on the values of the inputs cannot be sent, since submodels have fixed shapes. An empty tensor
-    that is no input cannot be sent, since its size may depend on the data.
+    The model is run on this machine. Sequences and texts have no size and cannot be sent. Tensors whose shape
+    depends on input values cannot be sent, because submodels have fixed shapes. Empty tensors that are not
+    inputs cannot be sent, because their size may depend on the data.
 
     Args:
-        model: changed in place: it gets the tensors as outputs.
-        tensors: names of tensors in the model.
-        weights: location of an external data file -> content.
-        inputs: name -> values; empty values are replaced by generated ones, with free dimensions of 1.
+        model: The model. The tensors are added to its outputs.
+        tensors: The names of tensors in the model.
+        weights: A dict from the location of an external data file to its content.
+        inputs: The inputs by name. If there are none, they are generated with free dimensions of 1.
 
     Raises:
-        CutError: onnxruntime refused the model.
+        CutError: onnxruntime rejects the model.
     """
     present = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
@@ -173,7 +172,7 @@ def _describe_values(
 
 
 def vary_values(values: Array, seed: int) -> Array:
-    """Return floats times random factors, some of them zero. Arrays of other dtypes are unchanged."""
+    """Return floats multiplied by random factors, some of which are zero. Other arrays are not changed."""
     if values.dtype.kind != "f":
         return values
     factors = np.random.default_rng(seed).choice(_FACTORS, values.shape)
@@ -181,12 +180,12 @@ def vary_values(values: Array, seed: int) -> Array:
 
 
 def is_plain(value: object) -> bool:
-    """Return True for a tensor that can be sent: no sequence, no optional, no text."""
+    """Return whether a value is a tensor that can be sent, instead of a sequence, an optional or text."""
     return isinstance(value, np.ndarray) and value.dtype.name in DTYPES
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a weight in bytes, computed from dtype and shape; its data may be external."""
+    """Return the size of a weight in bytes from its dtype and shape. Its data may be external."""
     return _count_bytes(tensor.data_type, tensor.dims)
 
 

@@ -1,7 +1,7 @@
-"""Machines that measure for the planner: this one, this one slowed down, or another over ssh.
+"""Runs measurements for the planner on this machine, with or without a CPU limit, or over ssh.
 
-The same program measures on all of them, `edgekit-device offload measure`; only the command prefix differs.
-It does not stay running there.
+All machines run the same program, `edgekit-device offload measure`, with a different command prefix. It
+terminates after the measurement.
 """
 
 import json
@@ -61,15 +61,14 @@ Execute: TypeAlias = Callable[[Sequence[str], Iterable[bytes | memoryview], floa
 
 @dataclass(frozen=True, slots=True)
 class RunnableGraph:
-    """An ONNX graph with everything that it needs to run.
+    """An ONNX graph with everything that is needed to run it.
 
     Attributes:
-        content: the ONNX model; empty if only the coding of the inputs is timed.
-        options: `OrtOptions` for onnxruntime; options left out have their defaults.
-        weights: location of external data -> content.
-        inputs: name -> values to run it on; empty values are replaced by generated ones, with free dimensions
-            of 1.
-        coding: coding to time together with the graph; None to time the graph alone.
+        content: The ONNX model, empty if only the coding of the inputs is measured.
+        options: The `OrtOptions` that differ from their defaults.
+        weights: A dict from the location of an external data file to its content.
+        inputs: The inputs by name. If there are none, they are generated with free dimensions of 1.
+        coding: The coding to measure together with the graph, or None.
     """
 
     content: bytes
@@ -81,16 +80,16 @@ class RunnableGraph:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that can measure.
+    """A machine that can run measurements.
 
     Attributes:
-        text: as the user named it; see `parse`.
-        argv: command that starts `edgekit-device` there.
-        label: label of its results.
-        share: processor time of a job, in cores; None for no limit.
-        usual_s: processor speed, as seconds of a fixed piece of work (`MachineFacts.usual_s`). Only runs at
-            this speed count. None for the most frequent speed.
-        execute: as `run_program`.
+        text: The name that the user gave, see `parse`.
+        argv: The command that starts `edgekit-device` there.
+        label: The label of its results.
+        share: The processor time of a job in cores, or None for no limit.
+        usual_s: The processor speed, as the seconds of a fixed computation (`MachineFacts.usual_s`). Only
+            runs at this speed are used. None means the most frequent speed.
+        execute: Runs the program, as `run_program` does.
     """
 
     text: str
@@ -102,10 +101,10 @@ class Machine:
 
     @classmethod
     def parse(cls, text: str) -> "Machine":
-        """Return the machine in `text`: `local`, `local@20%` or `ssh:HOST`.
+        """Parse the name of a machine: `local`, `local@20%` or `ssh:HOST`.
 
         Raises:
-            CutError: `text` is none of these.
+            CutError: `text` has another format.
         """
         local = (sys.executable, "-m", "edgekit_runtime.cli")
         if text == "local":
@@ -123,16 +122,16 @@ class Machine:
         raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")
 
     def at_speed_of(self, profile: ModelProfile) -> "Machine":
-        """Return this machine, set to count only runs at the processor speed of an earlier profile."""
+        """Return this machine, restricted to runs at the processor speed of an earlier profile."""
         return replace(self, usual_s=profile.machine.usual_s)
 
     def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> JobResult:
         """Run a job on the machine and return its measurements.
 
-        `blobs`: the job's binary data, in the order of their sizes in `job.blob_bytes`.
+        `blobs` are the binary data of the job, with the sizes in `job.blob_bytes`.
 
         Raises:
-            CutError: the machine cannot be reached or slowed down, or the job failed there.
+            CutError: The machine cannot be reached or limited, or the job failed.
         """
         sent = [
             json.dumps(to_plain(replace(job, quota=self.share, usual_s=self.usual_s))).encode() + b"\n",
@@ -188,10 +187,10 @@ def profile_kernels(
 ) -> ModelProfile:
     """Measure a model on a machine for about `seconds`, and return its profile.
 
-    A model that cannot be split is measured whole, and its profile says why.
+    If the model cannot be split, it is measured as a whole and the profile has the reason.
 
     Raises:
-        CutError: the machine does not work, or refused the model.
+        CutError: The machine failed or rejected the model.
     """
     try:
         model = onnx.load_from_string(graph.content)
@@ -240,12 +239,12 @@ def profile_kernels(
 
 
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
-    """Return the seconds that profiling added to each kernel, and a factor for the remaining times.
+    """Return the time that profiling added to each kernel in seconds, and a factor for the remaining times.
 
-    The added time is equal for all kernels, and no kernel's time becomes negative. The factor makes the
-    remaining times sum to `whole_s`.
+    The added time is the same for all kernels, and no remaining time is negative. With the factor, the
+    remaining times add up to `whole_s`.
 
-    `seconds`: profiled time of each kernel. `whole_s`: time of a run without profiling.
+    `seconds` are the profiled times of the kernels. `whole_s` is the time of a run without profiling.
     """
     total_s = sum(seconds)
     if not total_s:
@@ -258,12 +257,12 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph, measured for about `seconds` in all.
+    """Return the time of a run of each graph. All graphs together are measured for about `seconds`.
 
-    Graphs take turns in random order, five runs a turn.
+    The graphs are run in turns of five runs, in random order.
 
     Raises:
-        CutError: the machine does not work, or refused a graph or its inputs.
+        CutError: The machine failed, or rejected a graph or its inputs.
     """
     return machine.run(*_make_job("time", graphs, seconds)).timings
 
@@ -275,13 +274,16 @@ def time_batches(
     seconds: float = 10.0,
     engine: str = "ort",
 ) -> JobResult:
-    """Return the mean time of a run of each graph over many runs in a row, and the machine's state.
+    """Return the mean run time of each graph over many consecutive runs, and the state of the machine.
 
-    `graphs`: at least one, without options, inputs or weights. `seconds`: for all graphs together. `engine`:
-    `ort`, or `litert` for `.tflite` files.
+    Args:
+        machine: The machine.
+        graphs: At least one graph, without options, inputs or weights.
+        seconds: The measuring time for all graphs together.
+        engine: `ort`, or `litert` for `.tflite` files.
 
     Raises:
-        CutError: the machine does not work, or refused a graph or its inputs.
+        CutError: The machine failed, or rejected a graph or its inputs.
     """
     job, blobs = _make_job("batch", graphs, seconds)
     return machine.run(replace(job, engine=engine), blobs)
