@@ -1,7 +1,7 @@
-"""Extremes and histograms of activations from a stream of samples, in memory that does not grow with it.
+"""Collects ranges and histograms of activations over a stream of samples.
 
-Tensors are fetched in groups that fit `Limits.group_bytes`, so that a large image does not bring every
-activation into memory at once. `clipping` makes narrower ranges of the histograms.
+Tensors are read in groups of limited size, so that a large image does not bring all activations into memory
+at once. `clipping` computes narrower ranges from the histograms.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in on
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Extremes of one activation: float64 [channels], or [1] if its channels are not told apart."""
+    """The smallest and largest values of an activation, float64 [channels] or [1]."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -36,11 +36,12 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of the values of one activation in bins of equal width.
+    """A histogram of the values of one activation with bins of equal width.
 
     Attributes:
-        low, high: outer ends of the first and the last bin; low < high.
-        counts: int64 [`HISTOGRAM_BINS`].
+        low, high: The lower end of the first bin and the upper end of the last bin. `low` is less than
+            `high`.
+        counts: The numbers of values, int64 [`HISTOGRAM_BINS`].
     """
 
     low: float
@@ -68,13 +69,13 @@ def collect(
     group_bytes: int = GROUP_BYTES,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Range]:
-    """Run samples; return the range of each channel (axis 1) of the activations `names`.
+    """Run a model on samples and return the ranges of the activations `names`, for each channel (axis 1).
 
-    See `gather` for activations without a range.
+    Activations without a range are left out, see `gather`.
 
     Raises:
-        DataError: there are no samples.
-        BackendError: the model does not run on a sample.
+        DataError: There are no samples.
+        BackendError: The model does not run on a sample.
     """
     first = next(iter(samples()), None)
     if first is None:
@@ -113,13 +114,19 @@ def activation_reader(
     threads: int,
     group_bytes: int = GROUP_BYTES,
 ) -> ReadActivations:
-    """Return a function that runs `model` on a sample, and yields name and values of each activation.
+    """Return a function that runs `model` on a sample and yields the names and values of activations.
 
-    `first`: a sample to measure sizes of activations on. `group_bytes`: most bytes fetched in a run; further
-    runs fetch the rest.
+    Args:
+        model: The model.
+        names: The names of activations or inputs.
+        first: A sample from which the sizes of the activations are determined.
+        threads: The number of threads of one inference.
+        group_bytes: The maximum size of the activations in one run. The function runs the model several times
+            if
+        necessary.
 
     Raises:
-        BackendError: the model does not run on the sample.
+        BackendError: The model does not run on the sample.
     """
     inner = [name for name in names if name not in first]
     sizes = _measured_bytes(model, inner, first, threads)
@@ -135,7 +142,7 @@ def activation_reader(
 
 
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Split the names, in order, into groups of at most `most` bytes; a larger tensor is a group alone."""
+    """Split the names into groups of at most `most` bytes, in order. A larger tensor has its own group."""
     groups: list[list[str]] = []
     total = 0
     for name, size in sizes.items():
@@ -155,17 +162,21 @@ def gather(
     axis: int | None,
     unsized: Collection[str] = (),
 ) -> dict[str, Range]:
-    """Return the extremes of activations over a stream of samples.
+    """Return the ranges of activations over a stream of samples.
 
-    An activation has no range if it is always empty, or if no code stands for a value, such as the -inf of an
-    attention mask. A vector whose length depends on the data has no range either: onnxruntime with several
-    threads crashes on an empty quantized vector.
+    An activation has no range if it is always empty, or if it has values that cannot be quantized, such as
+    -inf in an attention mask. A vector whose length depends on the data has no range either, because
+    onnxruntime with several threads crashes on an empty quantized vector.
 
-    `axis`: axis of the channels; None: one range a tensor. `unsized`: activations whose shape depends on the
-    data.
+    Args:
+        samples: Returns an iterator over the samples.
+        read: Runs the model on a sample and yields the activations.
+        progress: Called after each sample.
+        axis: The axis of the channels, or None for one range per tensor.
+        unsized: The activations whose shapes depend on the data.
 
     Raises:
-        DataError: there are no samples.
+        DataError: There are no samples.
     """
     extremes: dict[str, Range] = {}
     without_range: set[str] = set()
@@ -189,9 +200,10 @@ def gather(
 def count_values(
     samples: Iterable[Feeds], read: ReadActivations, ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Histogram]:
-    """Return a histogram of each activation over its range, by name; a constant activation has none.
+    """Return a dict from the activations to their histograms. Constant activations are left out.
 
-    `ranges`: (low, high) by name; values outside of the range count in the first or last bin.
+    `ranges` contains the range (low, high) of each activation. Values outside are counted in the first or
+    last bin.
     """
     histograms: dict[str, Histogram] = {}
     for feeds in samples:

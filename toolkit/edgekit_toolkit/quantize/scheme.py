@@ -1,7 +1,7 @@
-"""The quantized form that an engine accepts, and the arithmetic from ranges to scales.
+"""The quantization schemes of engines, and the computation of scales from ranges.
 
 Source: B. Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference, 2018, section 2.1; ONNX operator QuantizeLinear.
+Inference, 2018, section 2.1, and ONNX operator QuantizeLinear.
 """
 
 from dataclasses import dataclass, replace
@@ -15,17 +15,18 @@ _NARROW_PEAK = 63
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The quantized form that one engine runs as integer kernels.
+    """The quantization scheme of the integer kernels of an engine.
 
     Attributes:
-        name: name in target files.
-        symmetric: True is TensorRT's form: int8 activations with zero point 0, float32 biases, and a Q/DQ
-            pair for each reader. False: uint8 activations with a zero point, and int32 biases with the scale
-            of the product.
-        elementwise: operators besides matrix products and data movement that have integer kernels.
-        weight_peak: largest weight code; 63 if the engine adds two products in 16 bits.
-        folds_pixels: whether convolutions of few channels read groups of pixels (`litert.fold`).
-        quantizes_outputs: whether a kernel's output is quantized even if no integer kernel reads it.
+        name: The name in target files.
+        symmetric: If True, activations are int8 with zero point 0, biases are float32, and each reader has
+            its own
+        Q/DQ pair, as for TensorRT. If False, activations are uint8 with a zero point, and biases are int32
+        with the scale of the product.
+        elementwise: The operators with integer kernels besides matrix products and data movement.
+        weight_peak: The largest weight code. It is 63 if the engine adds two products in 16 bits.
+        folds_pixels: Whether convolutions with few channels process groups of pixels, see `litert.fold`.
+        quantizes_outputs: Whether the output of a kernel is quantized even if no integer kernel reads it.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Scheme:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether weights have 7-bit codes, so that the sum of two products with 8-bit codes fits 16 bits."""
+        """Whether weights have 7-bit codes, so that the sum of two products fits into 16 bits."""
         return self.weight_peak <= _NARROW_PEAK
 
 
@@ -84,14 +85,17 @@ _SMALLEST_RANGE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class QuantizationParams:
-    """Scale (float32 [] or [channels]) and zero point (uint8, int8 or int32, same shape)."""
+    """A float32 scale of shape [] or [channels], and a zero point (uint8, int8 or int32) of this shape."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[Any]
 
 
 def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
-    """Return scale and zero point for low..high, extended to include 0; an empty range counts as 0..1."""
+    """Return the scale and zero point for a range, which is extended to include 0.
+
+    If the range is empty, it is replaced by 0 to 1.
+    """
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0
@@ -104,7 +108,7 @@ def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationPa
 
 
 def fake_quantize(values: NDArray[Any], low: float, high: float, scheme: Scheme) -> NDArray[np.float32]:
-    """Return `values` as kernels see them: rounded to the codes of the range low..high, as float32."""
+    """Quantize `values` with the range from `low` to `high`, and return the dequantized result."""
     params = activation_params(low, high, scheme)
     limits = np.iinfo(params.zero_point.dtype)
     codes = np.clip(np.rint(values / params.scale) + params.zero_point, limits.min, limits.max)
@@ -118,19 +122,20 @@ def quantize_weight(
     weight_peak: int = 127,
     exact: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.int8], QuantizationParams]:
-    """Return the symmetric int8 codes of a weight tensor, and their scale.
+    """Return the symmetric int8 codes of a weight and their scale.
 
     Args:
-        weight: float32, any shape.
-        axis: axis of the output channels, each of which gets a scale; None for one scale.
-        min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
-            fits.
-        weight_peak: largest code.
-        exact: scales [channels] of a weight that is already codes times scales; needs `axis`. The codes stay
-            exact unless one exceeds `weight_peak`, or a scale is under `min_scale`.
+        weight: A float32 array of any shape.
+        axis: The axis of the output channels, which get separate scales, or None for one scale.
+        min_scale: The minimum scale, [] or [channels]. It limits the int32 biases of nearly dead channels.
+        weight_peak: The largest code.
+        exact: Scales [channels] of which the weight is an exact multiple. They are used if the codes do not
+            exceed
+        `weight_peak` and the scales are not below `min_scale`. This requires `axis`.
 
     Returns:
-        Codes in -weight_peak..weight_peak of the same shape, and scale [] or [channels] with zero point 0.
+        Codes from -weight_peak to weight_peak with the shape of the weight, and a scale [] or [channels] with
+        zero point 0.
     """
     values = weight.astype(np.float64)
     if axis is None:

@@ -1,6 +1,6 @@
-"""The work of a search in seconds of a nominal processor, so that its limit is the same on every machine.
+"""The work of a search in seconds of a nominal processor, so that the limit is the same on every machine.
 
-A clock would stop it earlier on a busy or a slower machine, and another form would be chosen there.
+With a time limit, a search on a slower or busy machine would end earlier and might choose another form.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts the inferences and model openings of a search, in modelled seconds on the target `x86-64`.
+    """Counts the inferences and opened models of a search, in modelled seconds on the target `x86-64`.
 
     Attributes:
-        inference_s: work of one inference.
-        limit_s: limit of the search.
-        spent_s: work so far.
+        inference_s: The work of one inference.
+        limit_s: The limit of the search.
+        spent_s: The work so far.
     """
 
     def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:
@@ -41,22 +41,22 @@ class SearchWork:
         self.spent_s += inferences * self.inference_s + models * self._open_s + seconds
 
     def allows(self, seconds: float) -> bool:
-        """Whether `seconds` more of work stay within the limit."""
+        """Return whether `seconds` of additional work are within the limit."""
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:
-        """Add `seconds` of work and return True; if that exceeds the limit, add nothing and return False."""
+        """Add `seconds` of work if the limit allows it, and return whether it does."""
         is_allowed = self.allows(seconds)
         self.count(seconds=seconds * is_allowed)
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the total work, in seconds, at which a task must end.
+        """Return the total work in seconds at which a task must end.
 
-        The task may take `share` (0..1) of the work between now and `limit_s`.
+        The task may use a `share` (0..1) of the work that remains until `limit_s`.
         """
         return self.spent_s + share * (limit_s - self.spent_s)
 
     def reaches(self, limit_s: float) -> Callable[[], bool]:
-        """Return a function that says whether the work so far has reached `limit_s`."""
+        """Return a function that returns whether the work so far has reached `limit_s`."""
         return lambda: self.spent_s >= limit_s

@@ -1,8 +1,8 @@
-"""Measures the sensitivity of layers to quantization, and derives mixed-precision forms.
+"""Measures how sensitive layers are to quantization, and derives mixed-precision forms.
 
-The noise of one block is measured with only that block quantized: such noises nearly add up, while leaving
-one block out of a quantized model shows little of a loss that many blocks share. Blocks are released to float
-greedily, and every step is measured again on the whole model, because the noises add up only nearly.
+The noise of a block is measured with only this block quantized, because such noises are nearly additive. The
+opposite measurement, with all blocks but one quantized, shows little if many blocks cause the same loss.
+Blocks are moved to float one after the other. After each step the noise of the whole model is measured again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ _LEAST_PROBABILITY = 1e-6
 
 
 def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
-    """Return for each output the axis of the softmax that makes it; None for an output without one."""
+    """Return the axis of the softmax that computes each output, or None for an output without softmax."""
     index = GraphIndex(model.graph)
     producers = [index.producers.get(value.name) for value in model.graph.output]
     return [
@@ -41,18 +41,19 @@ def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
 
 
 class Fidelity:
-    """Output noise of variants of a model against the model itself, on a few samples.
+    """Measures the output noise of variants of a model on a few samples.
 
-    Noise is the power of the error over the power of the output. If an output joins tensors of unlike power,
-    such as boxes and scores, each tensor counts as an output: large values would hide errors in small ones.
+    The noise is the power of the error divided by the power of the output. If an output joins tensors of
+    different power, such as boxes and scores, each tensor is treated as an output, so that large values do
+    not hide errors in small ones.
 
     Args:
-        model: float model.
-        samples: inputs; samples and outputs stay in memory.
-        threads: threads of one inference.
-        softmax_axes: for each output the axis of the softmax that makes it, or None.
-        parts: as `Quantizer.output_parts` returns them; None if no output has parts.
-        work: where inferences and opened models are counted; None to count none.
+        model: The float model.
+        samples: The inputs. Inputs and outputs are kept in memory.
+        threads: The number of threads of one inference.
+        softmax_axes: The axis of the softmax that computes each output, or None.
+        parts: The result of `Quantizer.output_parts`, or None if no output has parts.
+        work: Counts inferences and opened models, or None.
     """
 
     def __init__(
@@ -103,13 +104,13 @@ class Fidelity:
         return counts.astype(np.float64)
 
     def noise(self, variant: Model) -> float:
-        """Run a variant on all samples, and return its noise; infinite if an output is not finite.
+        """Run a variant on all samples and return its noise, or infinity if an output is not finite.
 
-        The noise is the mean over the float outputs, see the class. Outputs whose number of rows depends on
-        the data are compared as sets. A missing row, or an output of another shape, is an error of 100 %.
+        The noise is the mean over all float outputs. Outputs whose number of rows depends on the data are
+        compared as sets. A missing row or an output with a different shape has an error of 100 %.
 
         Raises:
-            BackendError: the variant does not run.
+            BackendError: The variant does not run.
         """
         self.count(inferences=len(self.samples), models=1)
         if self._fewest_rows:  # engines have ended the process over tensors without elements
@@ -139,10 +140,10 @@ class Fidelity:
             self.work.count(inferences=inferences, models=models)
 
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
-        """Return random float32 weights for the values of each float output on sample number `sample`.
+        """Return random float32 weights for the values of each float output on sample `sample`.
 
-        Multiply the errors by the weights, and square the sum: its mean over many seeds is the share of these
-        errors in `noise`. `number` is the seed. Weights for a softmax apply to its logits.
+        The square of the weighted sum of errors, averaged over many seeds, is the contribution of the errors
+        to `noise`. `number` is the seed. The weights of a softmax output are for its logits.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -197,13 +198,13 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Return the signal-to-noise ratio in dB, at most 200; -200 if `noise` is not finite."""
+    """Return the signal-to-noise ratio in dB, at most 200, or -200 if `noise` is not finite."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNoise:
-    """Noise that one block adds if only this block is quantized; infinite if such a model fails."""
+    """The output noise if only one block is quantized, or infinity if that model fails."""
 
     block: Block
     noise: float
@@ -216,7 +217,7 @@ def measure_blocks(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[BlockNoise]:
-    """Yield the noise of each block, measured alone; end when `expired` returns True."""
+    """Measure and yield the noise of each block alone, until `expired` returns True."""
     for block in parts:
         if expired():
             return
@@ -225,12 +226,12 @@ def measure_blocks(
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Cost and saving of int8 weights in one layer, with float16 weights in all others.
+    """The effects of int8 weights in one layer, if all other layers have float16 weights.
 
     Attributes:
-        layer: name of the layer's first output.
-        noise: noise of the model's outputs, as a ratio of powers.
-        saved_bytes: bytes by which the layer's int8 weights are smaller than float16 ones.
+        layer: The first output of the layer.
+        noise: The output noise of the model, as a ratio of powers.
+        saved_bytes: The difference between the sizes of the float16 and int8 weights of the layer.
     """
 
     layer: str
@@ -244,11 +245,11 @@ def measure_weights(
     fidelity: Fidelity,
     expired: Callable[[], bool],
 ) -> Iterator[LayerCost]:
-    """Measure and yield the cost of int8 weights in one layer after the other, until `expired` returns True.
+    """Measure and yield the cost of int8 weights in each layer alone, until `expired` returns True.
 
     Raises:
-        ValueError: a layer has no weights that can be int8.
-        BackendError: a model does not run.
+        ValueError: A layer cannot have int8 weights.
+        BackendError: A model does not run.
     """
     half = build(Form(FLOAT16_WEIGHTS)) or fidelity.model
     for layer in layers:
@@ -270,7 +271,7 @@ def _noise(write: Callable[[Plan], Model], plan: Plan, fidelity: Fidelity) -> fl
 
 @dataclass(frozen=True, slots=True)
 class MixedPlan:
-    """A plan in which `blocks` run in float, and the noise of the model with it."""
+    """A plan with `blocks` in float, and the noise of the model with this plan."""
 
     plan: Plan
     blocks: tuple[Block, ...]
@@ -292,12 +293,13 @@ def mixed_plans(
     max_blocks: int,
     expired: Callable[[], bool],
 ) -> Iterator[MixedPlan]:
-    """Measure and yield plans, each with one more block in float than the last.
+    """Measure and yield plans, each with one more block in float than the plan before.
 
-    Each step tries the three noisiest blocks, and moves to float the block that leaves the least noise. Plans
-    end when a block would remove under 1 % of the noise, after `max_blocks`, or when `expired` returns True.
+    Each step tries the three blocks with the most noise, and moves the block to float that reduces the noise
+    most. It ends when this reduces the noise by less than 1 %, after `max_blocks` steps, or when `expired`
+    returns True.
 
-    `noises`: noise of each block alone.
+    `noises` contains the noise of each block alone.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     remaining = sorted(
@@ -323,10 +325,10 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 
 
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
-    """Return up to 4 mixes, the smallest first. A mix names the layers that keep int8 weights.
+    """Return up to 4 sets of layers with int8 weights. The smallest model is first.
 
-    Layers with the most noise for each saved byte return to float16 first. The mixes keep at most 1/2, 1/4,
-    0.06 and 0.01 of the noise.
+    Layers with the most noise per saved byte are moved to float16 first. The sets have at most 1/2, 1/4, 0.06
+    and 0.01 of the noise of all layers.
     """
     order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.

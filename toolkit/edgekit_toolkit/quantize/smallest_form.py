@@ -1,4 +1,4 @@
-"""A lower bound on the size of every form of a model, before any form is made."""
+"""A lower bound on the size of all forms of a model, before any form is built."""
 
 import math
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ _MIN_INT4_ELEMENTS: Final = 4096  # of a matrix, as both writers have it; all ot
 def check_smallest_form(
     quantizer: Quantizer, max_bytes: float, *, prunable: OnnxModel | None, dims: Mapping[str, int]
 ) -> None:
-    """Check that at least one form of the model may fit into a limit on the package's size.
+    """Check that some form of the model may meet the limit on the size of the package.
 
-    `max_bytes`: limit on the package. `prunable`: float model that may lose channels, or None.
+    `max_bytes` is the limit. `prunable` is the float model whose channels may be pruned, or None.
 
     Raises:
-        BudgetError: the weights alone exceed the limit in every form, so no search can succeed.
+        BudgetError: In all forms, the weights alone exceed the limit.
     """
     least_bytes = find_least_bytes(quantizer)
     if least_bytes > max_bytes and prunable is not None:
@@ -40,9 +40,9 @@ def check_smallest_form(
 
 
 def find_least_bytes(quantizer: Quantizer) -> int:
-    """Return a lower bound in bytes of every unpruned form: the least size of its weights.
+    """Return a lower bound on the size in bytes of all forms without pruning.
 
-    A model with a single form has that form's size.
+    This is the minimum size of the weights, or the size of the only form of the model.
     """
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes
@@ -50,16 +50,16 @@ def find_least_bytes(quantizer: Quantizer) -> int:
 
 
 def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: int) -> int:
-    """Return an upper bound on the bytes of int8 weights and biases that pruning saves.
+    """Return an upper bound on the bytes of int8 weights and biases that pruning can save.
 
-    A layer loses the same share of its weights as of its multiply-adds. So the bound first prunes the layers
-    with the most weights for each multiply-add. Pruning may pass the largest of `PRUNED_SHARES` by a step, so
-    the bound adds the largest step.
+    A layer loses the same share of its weights and of its multiply-accumulates. So the bound first prunes the
+    layers with the most weights per multiply-accumulate. Pruning may exceed the largest of `PRUNED_SHARES` by
+    one step, so the bound includes the largest step.
 
     Args:
-        model: float model.
-        dims: sizes of its free dimensions.
-        multiple: pruning leaves a multiple of this many channels in each group.
+        model: The float model.
+        dims: The sizes of the free dimensions.
+        multiple: The number of remaining channels of a group is a multiple of this number.
     """
     proto = model.proto
     try:

@@ -1,4 +1,1 @@
-"""The package report: an HTML page, its JSON document and a summary for the terminal.
-
-It renders the results of the pipeline and decides nothing itself.
-"""
+"""The package report: an HTML page, a JSON document and a summary for the terminal."""

@@ -27,9 +27,9 @@ from edgekit_toolkit.tasks.proposal import TaskDecision
 def describe(
     run: Run, command: str, published: PublishedFiles | None, samples: Sequence[SampleAnswers] = ()
 ) -> dict[str, Any]:
-    """Return the report document of a run, as `report.schema.json` describes it.
+    """Return the report document of a run, see `report.schema.json`.
 
-    `published` is None after a refusal, which writes no file; `samples` is empty without a task.
+    `published` is None if no candidate was chosen. `samples` is empty without a task.
     """
     return {
         "schema": SCHEMA_ID,
@@ -244,9 +244,9 @@ def _metric_title(run: Run) -> str:
 
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
-    """Return the report's `accuracy`: score, drop and limit.
+    """Return the `accuracy` of the report, with the score, the drop and the limit.
 
-    Without samples `state` is `not checked`, and the figures are None.
+    Without samples, `state` is `not checked` and the figures are None.
     """
     stated_drop, most = candidate.held, _drop_limit(run)
     common = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
@@ -345,7 +345,7 @@ def _budget(run: Run) -> list[dict[str, Any]]:
 
 
 def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
-    """Return the figures that vary from run to run, keyed as in the evidence file."""
+    """Return the figures for the evidence file, which vary from run to run."""
     variants = {variant.name: _varying(variant.run, variant.candidate) for variant in run.variants}
     here = run.memory_here
     tensorrt = None if run.acceptance is None else run.acceptance.tensorrt

@@ -1,4 +1,4 @@
-"""The gain of each family of compression: the bytes after each step to a compressed candidate."""
+"""The sizes of a compressed model after each step of compression."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
 def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
-    """Return the steps of compression, each with `step`, a text, and `bytes`; empty if uncompressed."""
+    """Return the `step` name and the `bytes` after each step of compression. Empty without compression."""
     compression = candidate.form.compression
     if compression is None:
         return []

@@ -1,7 +1,4 @@
-"""The report document as types that follow `report.schema.json`, which explains each field, and its cleaning.
-
-This module neither builds a document (the pipeline does) nor checks one against the schema (the tests do).
-"""
+"""The types of the report document. The fields are explained in `report.schema.json`."""
 
 import math
 from collections.abc import Mapping
@@ -262,9 +259,9 @@ class Report(TypedDict):
 
 
 def finite_report(document: Mapping[str, Any]) -> Report:
-    """Return a copy without NaN and infinities: each becomes None, and a warning names the first five.
+    """Return a copy with None instead of NaN and infinity, which JSON does not support.
 
-    JSON cannot express them, and a run of an hour must not end without a report because of one.
+    A warning lists up to five of the replaced values.
     """
     paths: list[str] = []
     copy = _finite(document, "", paths)
@@ -293,6 +290,6 @@ def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidat
 
 
 def subject_of(report: Report) -> ReportedCandidate | None:
-    """Return the chosen candidate; after a refusal the closest one; None if there is neither."""
+    """Return the chosen candidate, or else the one closest to the limits, or None if there is neither."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

@@ -1,4 +1,4 @@
-"""Numbers as text: units, significant digits, headroom. Shared by the page and the terminal."""
+"""Formats numbers with units and significant digits, for the page and the terminal."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters. If it is too long, `…` replaces a part near its start."""
+    """Shorten a text to `limit` characters by replacing a part near its start by `…`."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -41,9 +41,9 @@ def shorten(text: str, limit: int) -> str:
 
 
 def show_number(value: float, digits: int = 3) -> str:
-    """Return `value` with `digits` significant digits; all digits before the point stay.
+    """Return `value` with `digits` significant digits. Digits before the decimal point are always shown.
 
-    Commas separate thousands. Values below 1e-6 have an exponent.
+    Thousands are separated by commas. Values below 1e-6 are shown with an exponent.
     """
     if value == 0:
         return "0"
@@ -54,10 +54,14 @@ def show_number(value: float, digits: int = 3) -> str:
 
 
 def show(value: float | None, unit: str, digits: int = 3) -> str:
-    """Return a value with its unit as text, `n/a` for None.
+    """Return a value with its unit as text, or `n/a` for None.
 
-    `unit`: "bytes" (decimal prefixes), "share" (0..1, shown in %), "points" (shown with two decimals) or any
-    other unit, shown as it is. `digits`: significant digits, for bytes and plain units.
+    Args:
+        value: The value.
+        unit: "bytes" (shown with decimal prefixes), "share" (0..1, shown in %), "points" (shown with two
+            decimals), or
+        any other unit.
+        digits: The number of significant digits, except for shares and points.
     """
     if value is None:
         return MISSING
@@ -71,7 +75,7 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def byte_unit(value: float) -> tuple[float, str]:
-    """Return the most readable decimal unit for `value` bytes: its size in bytes and its name."""
+    """Return the size in bytes and the name of the best decimal unit for `value`."""
     index = 0
     # 999.5 would be rounded to 1,000 of the smaller unit.
     while abs(value) >= 999.5 * 1000**index and index < len(_BYTE_UNITS) - 1:
@@ -85,7 +89,7 @@ def _show_bytes(value: float, digits: int) -> str:
 
 
 def exact(value: float | None, unit: str) -> str:
-    """Return the unrounded value with its unit, for a tooltip; `no figure` for None."""
+    """Return the exact value with its unit for a tooltip, or `no figure` for None."""
     if value is None:
         return "no figure"
     number = int(value) if float(value).is_integer() else value
@@ -93,7 +97,7 @@ def exact(value: float | None, unit: str) -> str:
 
 
 def show_macs(macs: int) -> str:
-    """Return a number of multiply-accumulates with a decimal prefix: `1.23 G`."""
+    """Return a number of multiply-accumulates with a decimal prefix, such as `1.23 G`."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if macs >= factor:
             return f"{show_number(macs / factor)} {prefix}"
@@ -101,7 +105,7 @@ def show_macs(macs: int) -> str:
 
 
 def show_limit(line: BudgetLine, value: float | None) -> str:
-    """Return `value` in the unit of `line`, with enough digits to tell it from the limit of `line`."""
+    """Return `value` in the unit of `line`, with enough digits to distinguish it from the limit."""
     for digits in (3, 4, 5, 6):
         text = show(value, line["unit"], digits)
         if value == line["max"] or text != show(line["max"], line["unit"], digits):
@@ -110,9 +114,9 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 
 
 def against_limit(line: BudgetLine) -> float | None:
-    """Return the value to compare with the limit; None without a figure.
+    """Return the value that is compared with the limit, or None if it is unknown.
 
-    For a drop, this is the upper end of the interval, or the estimate if the estimate is over the limit.
+    For a drop, this is the upper end of the interval, or the estimate if that exceeds the limit.
     """
     return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
 
@@ -122,7 +126,7 @@ def _estimate_is_over(line: BudgetLine) -> bool:
 
 
 def headroom(line: BudgetLine) -> str:
-    """Return the distance from the limit, `12 % headroom` or `3.1 % over`, or why nothing is compared."""
+    """Return a text such as `12 % headroom` or `3.1 % over`, or why there is no comparison with the limit."""
     value, limit = against_limit(line), line["max"]
     if line["state"] == "not checked":
         return "not checked: no data"
@@ -141,7 +145,7 @@ def headroom(line: BudgetLine) -> str:
 
 
 def show_drop(points: float | None, drop: ReportedDrop | None) -> str:
-    """Return a drop in points with its interval: `0.40 points (-0.62 to 1.41)`."""
+    """Return a drop in points with its interval, such as `0.40 points (-0.62 to 1.41)`."""
     if drop is None or points is None:
         return show(points, "points")
     low, high = drop["interval"]
@@ -157,7 +161,7 @@ def count_samples(drop: ReportedDrop) -> str:
 
 
 def describe_accuracy(accuracy: Accuracy) -> str:
-    """Return what the samples show about the drop, in at most two sentences."""
+    """Return one or two sentences on the drop that the samples show."""
     title, drop = accuracy["title"], accuracy["drop"]
     if drop is None:
         return "the drop in accuracy, no data: give --eval with labelled samples"
@@ -182,12 +186,12 @@ def describe_accuracy(accuracy: Accuracy) -> str:
 
 
 def origin(figure: ReportedFigure) -> str:
-    """Return a figure's label and place: `estimated, rpi5`."""
+    """Return the label and the machine of a figure, such as `estimated, rpi5`."""
     return f"{figure['label']}, {figure['on']}"
 
 
 def show_latency_to_float(ratio: LatencyToFloat) -> str:
-    """Return a line: the choice's latency relative to float32, on the target and on this machine."""
+    """Return a line with the latency relative to float32, on the target and on this machine."""
     modelled, here = ratio["modelled"], ratio["measured"]["value"]
     parts = []
     if modelled["value"] is not None:
@@ -199,12 +203,12 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
 
 
 def show_sizes(sizes: Sequence[Size]) -> str:
-    """Return the sizes of free dimensions that figures hold for: `N=1 (assumed), T=40 (samples)`."""
+    """Return the sizes of the free dimensions as text, such as `N=1 (assumed), T=40 (samples)`."""
     return ", ".join(f"{size['name']}={size['size']} ({size['from']})" for size in sizes)
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return the first figure with a value; None if figures with a value differ in label or place."""
+    """Return the first figure with a value, or None if such figures differ in label or machine."""
     known_figures = [figure for figure in figures if figure["value"] is not None]
     return (
         known_figures[0] if known_figures and len({origin(figure) for figure in known_figures}) == 1 else None
@@ -212,7 +216,7 @@ def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
 
 
 def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
-    """Return the names of the figures that some candidate has a value for, in the order of `FIGURES`."""
+    """Return the names of the figures that any candidate has a value for, in the order of `FIGURES`."""
     return [
         name
         for name in FIGURES
@@ -224,5 +228,5 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
 
 
 def describe_proof(proof: Proof) -> str:
-    """Return the note of the self-test with the devices' engine release, or that the test passed."""
+    """Return a sentence on the self-test with the engine release that devices run."""
     return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

@@ -13,16 +13,19 @@ from edgekit_toolkit.report.page.html import render_page
 def write_report(
     document: Mapping[str, Any], folder: Path, stem: str, pictures: Sequence[str] = ()
 ) -> tuple[Path, Path]:
-    """Write `STEM.report.html` and `STEM.report.json`, each whole or not at all.
+    """Write `STEM.report.html` and `STEM.report.json`, each of them atomically.
 
-    `document`: the report document (`report.schema.json`). `folder`: where to write. `pictures`: a data URI
-    for each sample, which only the page has.
+    Args:
+        document: The report document, see `report.schema.json`.
+        folder: The output folder.
+        stem: The start of the file names.
+        pictures: A data URI for each sample, for the page only.
 
     Returns:
         The paths of the page and of the JSON file.
 
     Raises:
-        OutputError: the folder or the files cannot be written.
+        OutputError: The folder or the files cannot be written.
     """
     report = finite_report(document)
     page, data = folder / f"{stem}.report.html", folder / f"{stem}.report.json"

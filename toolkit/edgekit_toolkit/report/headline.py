@@ -1,4 +1,4 @@
-"""The headline of a report: how much smaller the package is, at what accuracy, how much faster."""
+"""The headline of a report, with the size, accuracy and latency of the package compared with its source."""
 
 from edgekit_toolkit.report.document import Accuracy, LatencyToFloat, Report
 from edgekit_toolkit.report.figures import count_samples
@@ -10,10 +10,10 @@ _SAME_SIZE = 0.05
 
 
 def headline(report: Report) -> str | None:
-    """Return a line on size, accuracy and latency of the package against its source.
+    """Return a line on the size, accuracy and latency of the package, or None without a package.
 
     For example `2.6 x smaller, same top-1 accuracy on 500 samples (±0.8 points), 0.45 x the latency of
-    float32 (modelled)`; None if nothing was packaged.
+    float32 (modelled)`.
     """
     package, ratio = report["package"], report["outcome"]["latency_to_float"]
     if package is None:

@@ -1,4 +1,4 @@
-"""The report of a pipeline: what each stage costs, and what all of it takes of the budget."""
+"""The report of a pipeline, with the costs of each stage and of the whole pipeline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -16,7 +16,7 @@ NOTE: Final = (
 
 
 def list_rows(costs: Sequence[StageCosts]) -> list[Row]:
-    """Return a row of texts for each stage; `HEAD` names its columns."""
+    """Return a table row for each stage. The columns are those of `HEAD`."""
     return [
         (
             stage.name,
@@ -32,7 +32,7 @@ def list_rows(costs: Sequence[StageCosts]) -> list[Row]:
 
 
 def list_totals(figures: Mapping[str, float | None], limits: Mapping[str, float]) -> list[Row]:
-    """Return name, value and limit of each figure of the whole pipeline, as texts, one row for each."""
+    """Return a table row with the name, value and limit of each figure of the whole pipeline."""
     return [
         (
             FIGURES[name][0],
@@ -47,8 +47,8 @@ def render_pipeline_page(document: Mapping[str, Any], costs: Sequence[StageCosts
     """Return the report of a pipeline as an HTML page.
 
     Args:
-        document: `name`, `version`, `target`, `figures`, `budget` and `package`, as `--json` prints them.
-        costs: the stages with models, in their order.
+        document: `name`, `version`, `target`, `figures`, `budget` and `package`, as printed by `--json`.
+        costs: The costs of the stages with models, in order.
     """
     title = f"{document['name']} {document['version']} for {document['target']}"
     rows = [el("tr", *(el("td", text) for text in row)) for row in list_rows(costs)]

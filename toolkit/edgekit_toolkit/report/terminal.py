@@ -1,4 +1,4 @@
-"""The report's summary for the terminal: reads the same in any width, without colour and in ASCII."""
+"""The summary of the report for the terminal. It works in any width, without colours and in ASCII."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,12 +63,12 @@ _SHORT = {name: title for name, (title, _) in FIGURES.items()} | {
 
 
 def print_summary(document: Mapping[str, Any], console: Console, written: Sequence[Path] = ()) -> None:
-    """Print outcome, warnings, budget, the candidates of the Pareto front and the written files.
+    """Print the outcome, the warnings, the budget, the candidates on the Pareto front and the written files.
 
     Args:
-        document: the report document (`report.schema.json`).
-        console: where to print, within its width, colours and encoding.
-        written: paths of further files to list, such as the two report files.
+        document: The report document, see `report.schema.json`.
+        console: The console to print to.
+        written: The paths of further files to list, such as the report files.
     """
     report = finite_report(document)
     _print_outcome(report, console)

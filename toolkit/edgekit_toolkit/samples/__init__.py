@@ -1,1 +1,1 @@
-"""Samples of a model: read from arrays, photographs and recordings, split, or generated."""
+"""Reads, splits and generates samples of a model, from arrays, images and recordings."""

@@ -1,4 +1,4 @@
-"""The candidates: two Pareto plots and the table of all figures."""
+"""The section on candidates, with two Pareto plots and a table of all figures."""
 
 from edgekit_host.markup import Markup, el, join, section, table
 from edgekit_host.plots.axes import Quantity

@@ -1,4 +1,4 @@
-"""The lower half of the page: steps, layers, source and data, provenance."""
+"""The lower sections of the page: steps, layers, source and data, and provenance."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ NOTHING_TO_CHANGE = "nothing to change"
 
 
 def steps(report: Report) -> Markup:
-    """Return the section of the steps on the float model; those with nothing to change are folded away."""
+    """Return the section on the optimisation passes. Passes without changes are collapsed."""
     steps = report["steps"]
     if not steps:
         return section("Steps", el("p", "No step was run.", class_="empty"), key="steps")
@@ -71,14 +71,14 @@ def _step(step: ReportedStep) -> Markup:
 
 
 def show_error(error: float) -> str:
-    """Return a numeric error as text: 0 as `0, equal`, below 1e-3 in exponent form."""
+    """Return a numeric error as text. 0 is shown as `0, equal`, and errors below 1e-3 with an exponent."""
     if error == 0:
         return "0, equal"
     return f"{error:.1e}" if error < 1e-3 else show_number(error)
 
 
 def compression(report: Report) -> Markup:
-    """Return the bytes after each step of compression, as bars; the report must have such steps."""
+    """Return a bar chart of the bytes after each step of compression, which must not be empty."""
     steps = report["compression"]
     longest = max(1, *(step["bytes"] for step in steps))
     rows = [
@@ -97,7 +97,7 @@ def compression(report: Report) -> Markup:
 
 
 def layers(report: Report) -> Markup:
-    """Return the section of the layers: sensitivity and size of the main ones, and a folded table of all."""
+    """Return the section on layers: a chart of the main layers, and a collapsed table of all layers."""
     layers = report["layers"]
     noise_samples = report["data"]["calibration"]["noise_samples"]
     if not layers:
@@ -214,7 +214,7 @@ def _all_layers(layers: Sequence[ReportedLayer]) -> Markup:
 
 
 def origin(report: Report) -> Markup:
-    """Return the section on the source model and on the data that judged it."""
+    """Return the section on the source model, and on the calibration and evaluation samples."""
     source, data = report["source"], report["data"]
     calibration, evaluation = data["calibration"], data["evaluation"]
     model = facts(
@@ -261,7 +261,7 @@ def _tensors(tensors: Sequence[ReportedTensor]) -> Markup:
 
 
 def provenance(report: Report) -> Markup:
-    """Return the section on written files, command, tools, machine and the time of each phase."""
+    """Return the section on the files, the command, the tools, this machine and the time of each phase."""
     package, where = report["package"], report["provenance"]
     host = where["host"]
     files: list[tuple[str, str | None]] = [("Package", "none written")]

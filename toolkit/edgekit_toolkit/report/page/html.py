@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, no request, every foreign string escaped."""
+"""Renders the report as one HTML page without scripts and external resources. All values are escaped."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,11 @@ from edgekit_toolkit.report.page.verdict import budget, heading, verdict
 
 
 def render_page(report: Report, pictures: Sequence[str] = ()) -> str:
-    """Return the page as HTML; it shows the same with and without network, script and colour.
+    """Return the page as HTML. It does not need a network, scripts or colours.
 
     Args:
-        report: the document, without NaN (`finite_report`).
-        pictures: a data URI for each sample, empty for a sample without a photograph. Default: no
-            photographs.
+        report: The document from `finite_report`.
+        pictures: A data URI for each sample, or an empty string for a sample without an image.
     """
     figures = el("p", "The same figures, for programs: the JSON file beside this page.")
     details = [steps(report), compression(report) if report["compression"] else None, layers(report)]

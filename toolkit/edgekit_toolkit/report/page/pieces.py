@@ -1,4 +1,4 @@
-"""Pieces that several sections of the page share: badges, tables, cells."""
+"""HTML elements that several sections of the page use, such as badges and table cells."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ _MEANING = {
 
 
 def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
-    """Return a small label that shows how and where a figure was obtained; `title` is put before it."""
+    """Return a label that shows how and where a figure was obtained, after an optional `title`."""
     label, on = figure["label"], figure["on"]
     return el(
         "span",
@@ -55,14 +55,14 @@ def figure_cell(
     broken: bool = False,
     interval: ReportedDrop | None = None,
 ) -> Markup:
-    """Return a table cell with a figure; a mark tells that it is over its limit, or may be over it.
+    """Return a table cell with a figure. A figure that exceeds its limit, or may exceed it, is marked.
 
     Args:
-        figure: figure to show.
-        unit: unit of the figure, as for `show`.
-        labelled: whether the cell shows the figure's origin, see `badged_heading`.
-        broken: whether the figure is over its limit.
-        interval: interval of a drop, or None if there is none.
+        figure: The figure.
+        unit: The unit of the figure, see `show`.
+        labelled: Whether to show the origin of the figure, see `badged_heading`.
+        broken: Whether the figure exceeds its limit.
+        interval: The interval of a drop, or None.
     """
     own = badge(figure) if labelled and figure["value"] is not None else None
     unresolved = not broken and interval is not None and not interval["resolved"]
@@ -85,15 +85,15 @@ def _interval(drop: ReportedDrop | None) -> Markup | None:
 
 
 def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Markup, bool]:
-    """Return a heading with the common origin of the figures, and whether each cell must show its own."""
+    """Return a heading with the common origin of the figures, and whether each cell must show its origin."""
     shared = common_origin(figures)
     return join(title, None if shared is None else badge(shared)), shared is None
 
 
 def bytes_change(before: int, after: int) -> Markup:
-    """Return a cell `before → after`; its tooltip has the exact bytes.
+    """Return a cell `before → after` with a tooltip that contains the exact bytes.
 
-    If both would show the same text, it shows one of them with the difference.
+    If both have the same text, one of them is shown with the difference.
     """
     old, new = show(before, "bytes"), show(after, "bytes")
     if before == after:
@@ -106,10 +106,10 @@ def bytes_change(before: int, after: int) -> Markup:
 
 
 def name_cell(name: str, limit: int = 44) -> Markup:
-    """Return a layer's name as a row heading, cut to `limit` characters; the tooltip has the whole name."""
+    """Return a row heading with a layer name of up to `limit` characters. The tooltip has the full name."""
     return el("th", shorten(name, limit), scope="row", class_="name", title=name)
 
 
 def code(text: str) -> Markup:
-    """Return text in the fixed-width font; long digests break anywhere."""
+    """Return text in a monospaced font."""
     return el("code", text)

@@ -1,4 +1,4 @@
-"""Samples with the answers of the float model and of the package side by side."""
+"""The section with the answers of the float model and of the package on samples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ _MAX_TEXT = 300
 
 
 def samples(report: Report, pictures: Sequence[str]) -> Markup | None:
-    """Return the section with the answers on samples; None if the report has none.
+    """Return the section with the answers on samples, or None if the report has none.
 
-    `pictures`: a data URI for each sample of the report, empty for one that is no photograph.
+    `pictures` contains a data URI for each sample, or an empty string for a sample without an image.
     """
     if not report["samples"]:
         return None

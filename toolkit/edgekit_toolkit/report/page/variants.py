@@ -1,4 +1,4 @@
-"""The further variants that a package carries: as a table, and as lines of text."""
+"""The further variants of a package, as a table and as lines of text."""
 
 from edgekit_host.markup import Markup, el, join, table
 from edgekit_toolkit.report.document import CarriedVariant
@@ -9,7 +9,7 @@ _FIGURE_NAMES = ("latency", "host_latency", "size", "drop")
 
 
 def variant_table(variants: list[CarriedVariant]) -> Markup | None:
-    """Return heading, table and note of the further variants; None if the package has none."""
+    """Return the heading, table and note of the further variants, or None if there are none."""
     if not variants:
         return None
     rows = [

@@ -1,4 +1,4 @@
-"""The top of the page: name, warnings, the decision, and each figure against its limit."""
+"""The top of the page: the name, the warnings, the decision, and each figure with its limit."""
 
 from edgekit_host.markup import Markup, el, join, section, table
 from edgekit_host.plots.bars import budget_bar
@@ -37,7 +37,7 @@ def heading(report: Report) -> Markup:
 
 
 def verdict(report: Report) -> Markup:
-    """Return the section on the decision; a refusal shows the limits that bind and that could be kept."""
+    """Return the section on the decision. Without a package, it shows which limits could not be met."""
     outcome = report["outcome"]
     chosen = find_candidate(report, outcome["chosen"])
     ratio = outcome["latency_to_float"]
@@ -139,7 +139,7 @@ def _reach_row(report: Report, line: BudgetLine, closest: ReportedCandidate | No
 
 
 def budget(report: Report) -> Markup:
-    """Return the section of the budget, a tile for each limit: value, origin, bar and headroom."""
+    """Return the section on the budget, with the value, origin, bar and headroom of each limit."""
     subject = subject_of(report)
     lines = {line["limit"]: line for line in report["budget"]}
     stated = lines if subject is None else lines | subject["figures"]

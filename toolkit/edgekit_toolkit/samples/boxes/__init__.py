@@ -1,1 +1,1 @@
-"""Data sets of boxes as they lie on disks: a module for each format, which `box_set` finds."""
+"""Reads data sets with bounding boxes, in several formats."""

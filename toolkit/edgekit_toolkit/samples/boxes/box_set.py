@@ -1,4 +1,4 @@
-"""Boxes of pictures as a data set states them, whatever its format."""
+"""The bounding boxes of a data set of any format."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ _MAX_BYTES: Final = 1 << 29  # of a file of annotations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedBox:
-    """A box of a picture, as the data set states it.
+    """A bounding box in a data set.
 
     Attributes:
-        corners: x1, y1, x2, y2, in the unit of `PictureBoxes.size`.
-        category: its class: a name, or a number where the data set has no names.
-        where: source of the box, such as file and line, for messages.
-        is_ignored: whether a model may find or miss it without effect on its score.
-        is_crowd: whether it is a region of many objects that are not told apart.
+        corners: The coordinates x1, y1, x2, y2 in the unit of `PictureBoxes.size`.
+        category: The name of the class, or its number if the data set has no names.
+        where: The file and line of the box, for messages.
+        is_ignored: Whether detecting or missing the box does not affect the score.
+        is_crowd: Whether the box contains many objects that are not annotated separately.
     """
 
     corners: tuple[float, float, float, float]
@@ -42,10 +42,12 @@ class StatedBox:
 
 @dataclass(frozen=True, slots=True)
 class PictureBoxes:
-    """The boxes of one picture.
+    """The boxes of one image.
 
     Attributes:
-        size: width and height of the picture in the boxes' unit, (1, 1) for shares; None if not stated.
+        size: The width and height of the image in the unit of the boxes, (1, 1) for relative coordinates, or
+            None
+        if unknown.
     """
 
     file: Path
@@ -57,12 +59,13 @@ class PictureBoxes:
             self._check(self.size)
 
     def in_input(self, placement: Placement, numbers: Mapping[str | int, int]) -> TrueBoxes:
-        """Return the boxes in pixels of the model's input, cut at its edges; those outside are left out.
+        """Return the boxes in pixels of the model's input, clipped to the input. Boxes outside are left out.
 
-        `numbers`: class of a box -> its number in the model, as `BoxSet.number_classes` returns it.
+        `numbers` is the dict from `BoxSet.number_classes`.
 
         Raises:
-            DataError: the picture has another shape than the data set states, or a box lies outside of it.
+            DataError: The image has another aspect ratio than in the data set, or a box is outside of the
+                image.
         """
         picture = (float(placement.width), float(placement.height))
         size = self.size or picture
@@ -103,11 +106,11 @@ class PictureBoxes:
 
 @dataclass(frozen=True, slots=True)
 class BoxSet:
-    """Pictures with their boxes, in the order of the files.
+    """Images with their boxes, in the order of the files.
 
     Attributes:
-        names: class names in the order of their numbers; empty if there are none.
-        notes: sentences for the user, such as on images left out.
+        names: The class names in the order of their numbers. May be empty.
+        notes: Sentences for the user, for example on images that are left out.
     """
 
     pictures: tuple[PictureBoxes, ...]
@@ -115,19 +118,20 @@ class BoxSet:
     notes: tuple[str, ...] = ()
 
     def check_filled(self, where: Path) -> "BoxSet":
-        """Return this set; raise DataError naming `where` if it has no box and so can judge nothing."""
+        """Return this set, or raise DataError with the path `where` if it has no boxes."""
         if not any(picture.boxes for picture in self.pictures):
             raise DataError(f"{where}: none of its {len(self.pictures)} pictures has a box")
         return self
 
     def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
-        """Return the model's number of each class by its name; a class that is a number maps to itself.
+        """Return a dict from classes of boxes to class numbers of the model. Numbers map to themselves.
 
-        `classes`: names in the order of the model's outputs; if empty, `names` is used. `where`: source, for
-        the message.
+        Args:
+            classes: The class names in the order of the model's outputs, or empty to use `names`.
+            where: The path of the data set, for messages.
 
         Raises:
-            DataError: a box names an unknown class.
+            DataError: A box has an unknown class.
         """
         names = tuple(classes) or self.names
         by_name: dict[str | int, int] = {name: number for number, name in enumerate(names)}
@@ -145,7 +149,7 @@ class BoxSet:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of annotations; raise DataError if it is unreadable, not UTF-8 or far too large."""
+    """Return the text of a file, or raise DataError if it is unreadable, not UTF-8 or too large."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path}: has over {_MAX_BYTES >> 20} MB, which no annotations need")
@@ -155,7 +159,7 @@ def read_text(path: Path) -> str:
 
 
 def number(value: Any, where: str) -> float:
-    """Return `value` as a float; raise DataError, naming the place `where`, if it is no finite number."""
+    """Return `value` as a float, or raise DataError with the location `where` if it is no finite number."""
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -166,7 +170,11 @@ def number(value: Any, where: str) -> float:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the image files at any depth below a folder, sorted; raise DataError if there are none."""
+    """Return the sorted paths of all images in a folder and its sub-folders.
+
+    Raises:
+        DataError: There are no images.
+    """
     images = [file for file in list_media(folder)[0] if SUFFIXES[file.suffix.lower()] == "image"]
     if not images:
         raise DataError(f"{folder}: holds no image (JPEG, PNG, BMP, WebP)")
