@@ -75,7 +75,7 @@ class AgentOptions:
     """Options of the agent.
 
     Attributes:
-        fixed: key -> value of each setting that the fleet cannot change, see `protocol.device_settings`.
+        fixed: a dict of the settings that the fleet cannot change, see `protocol.device_settings`.
         live_url: URL of the live page of this device, or empty. The console of the fleet links to it.
         shows_logs: whether the fleet may ask for the last lines of the logs.
         takes_settings: whether the fleet may change settings that are not `fixed`.

@@ -94,8 +94,8 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return the condition that prevents the download of `desired_model`, or None.
 
-    A closed window does not prevent the download, but a malformed window does. `done_bytes` is the size of
-    the part that is already on the disk.
+    A malformed window prevents the download, but a closed window does not. `done_bytes` is the number of
+    bytes that are already downloaded.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:
@@ -119,9 +119,7 @@ def find_obstacle(
 def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
     """Return the free space, in bytes, that a device needs to install packages one after the other.
 
-    The plan of a rollout uses the same function, so that the plan and the devices agree.
-
-    `sizes_bytes` has the size of each package. `done_bytes` is the part that is already on the disk.
+    `sizes_bytes` has the size of each package. `done_bytes` is the number of bytes already downloaded.
     """
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 
@@ -150,7 +148,7 @@ def has_power(conditions: DeviceConditions) -> bool:
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of times of day with different ends, such as `01:00-04:00`."""
+    """Return whether a text is a range of times of day, such as `01:00-04:00`, that is not empty."""
     match = _WINDOW.fullmatch(text)
     return match is not None and match.group(1, 2) != match.group(3, 4)
 
@@ -158,8 +156,8 @@ def is_window(text: str) -> bool:
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
     """Return the condition that prevents a switch of versions now, or None.
 
-    The window may span midnight. A window of None is always open. While the local time is unknown, all others
-    are closed.
+    The window may span midnight, and None allows a switch at any time. If the local time is unknown, every
+    window is closed.
     """
     if window is None:
         return None

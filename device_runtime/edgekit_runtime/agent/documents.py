@@ -51,7 +51,7 @@ def topic(device: str, kind: Kind) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOffer:
-    """A file that is smaller than a package and yields it: a delta to an installed package, or a coded file.
+    """A delta or coded file from which the device can make a package.
 
     Attributes:
         from_sha256: digest of the manifest of the package that must be installed, or empty for a coded file.
@@ -74,12 +74,12 @@ class DesiredModel:
         version, manifest_sha256: the desired package. The digest decides whether it is installed.
         path: path of the package in the TUF repository.
         size_bytes, sha256: size and digest of the package file.
-        execution: name of this attempt, unique in the fleet. A device never carries out the same name twice.
+        execution: unique name of this update attempt. A device never repeats an attempt with the same name.
         release, rollout: names to display.
         trial: how the service tries the new version before it switches: `none` switches at once, `shadow`
             runs the new version on copies of calls, and `canary` lets it answer a share of the calls.
         order: `new-first` loads the new version before it unloads the old one, which needs memory for both.
-            `old-first` unloads the old one first. `unloaded` unloads it at once, because it is not safe.
+            `old-first` unloads the old version first. `unloaded` unloads an unsafe old version immediately.
         priority: models with a higher priority are updated first.
         not_before_s: time from the receipt of the document to the earliest start of the work. The manager
             draws it at random within the `spread_s` of the rollout, so that devices do not all download at
@@ -139,8 +139,8 @@ class Desired:
             number with other content.
         issued_at, expires_at: seconds since 1970. After the document has expired, the device keeps its models
             and reports `stale`, because somebody may be withholding newer documents.
-        epoch: number of the manager's lease. A device refuses a lower number, because that manager has been
-            replaced.
+        epoch: number of the manager's lease. A device refuses a document with a lower number than before,
+            because another manager has replaced its sender.
         models: at most one entry per model.
         sequence: highest number of this device's documents that the manager has accepted. The device
             continues with higher numbers, even if it lost its journal and its clock is wrong.
@@ -152,7 +152,7 @@ class Desired:
         settings: a dict from key to value, see `protocol.device_settings`. An unknown key does not affect the
             others.
         logs: request for lines of the logs.
-        samples: orders to store requests and to send them to the fleet. The device's owner can forbid this.
+        samples: orders to collect samples of requests. The device's owner can forbid them.
 
     Raises:
         ValueError: there are too many streams, or over 16 orders, or two orders with the same identifier.
@@ -239,7 +239,7 @@ class ModelFigures:
         p50_ms, p99_ms: percentiles of the latency for display, or None before the first call.
         energy_mj: mean energy per call, in millijoules, or None if it is not measured.
         agreement: mean agreement with the old version on the same inputs, 0..1, or None if there is no trial.
-        compared: number of pairs of answers behind `agreement`.
+        compared: number of pairs of answers from which `agreement` is computed.
         drift: largest population stability index of the inputs and outputs, or None.
         gauges: a dict from name to value of other figures, such as `battery`, the charge of the device's
             battery, 0..1.
@@ -285,7 +285,7 @@ class ReportedSamples:
     """The samples of one order, as reported by the device.
 
     Attributes:
-        state: `forbidden` if the device's owner forbids it, `missing` if no service serves the model.
+        state: `forbidden` if the device's owner forbids samples, `missing` if no service serves the model.
         triggers: a dict from each kind of trigger to the number of samples that it chose since the service
             started.
         waiting, waiting_bytes: number and size of the samples that are stored on the device and not yet sent.
@@ -310,18 +310,18 @@ class Reported:
         device: identifier of the device.
         sequence: number of this report. The numbers always rise, also after a restart.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
-        status: `converged` if the device runs the desired version, `working` while an update is under way,
-            `diverged` if the device runs another version and will not change that by itself, `stale` without
-            a valid document.
+        status: `converged` if the device runs the desired versions, `working` during an update, `diverged` if
+            the device runs another version and will not try again by itself, `stale` without a valid
+            document.
         because: one sentence that explains `diverged` or `stale`.
         models, figures: see `ReportedModel` and `ModelFigures`.
-        executions: executions under way, and for each model the last one that has ended.
+        executions: running executions, and the last finished execution of each model.
         facts: short strings that select and explain a device, such as `target`, `runtime`, `engines`,
             `free_bytes`, `battery`, `boot`. `live` is the URL of the device's live page, if there is one.
         streams: a dict from name to state of each stream that the fleet wants.
         samples: a dict from the id of an order to its samples.
-        settings: a dict from the key of each setting of the fleet to the reason why it has no effect, or to
-            an empty text if it has one.
+        settings: a dict from the key of each desired setting to the reason why the setting has no effect. The
+            reason is empty for a setting in effect.
     """
 
     device: str
@@ -342,8 +342,8 @@ class Reported:
 class Hello:
     """First message of a connection, and also its last will. The broker retains it.
 
-    The manager answers with `desired` if it has a newer document, and asks for a report if it lacks the last
-    one.
+    The manager answers with `desired` if it has a newer document, and asks for a report if the last report
+    did not arrive.
 
     Attributes:
         device: identifier of the device.
@@ -355,8 +355,8 @@ class Hello:
         will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the
             will by this digest, because verifying thousands of signatures at once takes seconds. An agent
             that ends publishes its will itself.
-        instance: random name of this run of the agent. If two names alternate, there is a copy of the device.
-        address: for display: the device's own address on the way to the broker, and its host name.
+        instance: random name of this run of the agent. Two alternating names reveal a copy of the device.
+        address: the IP address and host name of the device, for display.
         protocol: highest version of the protocol that the device understands.
         runtime: version of edgekit on the device.
     """

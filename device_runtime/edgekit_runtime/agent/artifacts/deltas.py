@@ -3,16 +3,16 @@
 Deltas are not trusted. A delta can write only the result file, and no more bytes than expected. The result
 must have the digest that the manager signed. Memory and time are bounded.
 
-There are two formats, which differ in their first bytes: a zstd frame whose dictionary is the installed
-package (`zstd --patch-from`), and a list of runs that copy or predict bytes of the tensors. A coded file is a
-list of runs that needs no installed package. For example, the coded file of a package with the int8 weights
--1 and 2:
+A delta has one of two formats. The first is a zstd frame whose dictionary is the installed package
+(`zstd --patch-from`). The second is a list of runs, each of which describes consecutive bytes of the result.
+A coded file has the second format and needs no installed package. Example: the coded file of a package of
+1000 bytes with the int8 weights -1 and 2.
 
-    head       EKDELTA4, base of 0 bytes, result of 1000, 3 runs, sizes of the streams that follow
-    runs       literal of 700 bytes; new bytes from zero point 0, 2 bytes, coded; literal of 298 bytes
-    literals   700 + 298 bytes: headers, manifest, graph
-    residuals  none
-    codes      1, 4: the weights, folded
+    head       EKDELTA4, sizes of base (0) and result (1000), 3 runs, sizes of the streams
+    runs       700 literal bytes, then 2 coded bytes with zero point 0, then 298 literal bytes
+    literals   the 998 bytes of the headers, the manifest and the graph
+    residuals  empty
+    codes      1 and 4, which are the folded weights
 
 Source: docs/reference/fleet-deltas.md; RFC 8878 (zstd).
 """
@@ -45,16 +45,16 @@ Buffer: TypeAlias = bytes | mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """How a run of consecutive bytes of the result is made.
+    """A method to compute a run, which is a sequence of consecutive bytes of the result.
 
     Attributes:
         number: number of the kind in the delta file.
-        width: bytes of a word.
-        has_base: whether the run is made from bytes of the base.
+        width: size of a word in bytes.
+        has_base: whether the run is computed from bytes of the base.
         has_channels: whether the delta has a multiplier for each channel of the run.
         has_step: whether the delta has a step, a zero point or a seed for the run.
-        is_float: whether the stored words have their sign bit last. All other words are folded, see `unfold`.
-        residual_width: bytes of the residual of a word. The value -1 means `width`.
+        is_float: whether the words are floats, stored with the sign as the lowest bit. Others are folded.
+        residual_width: size of a word's residual in bytes. The value -1 means `width`.
     """
 
     number: int
@@ -143,7 +143,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return a common text as raw LZMA data. Streams of the model `WORDS_MODEL` continue this data."""
+    """Return, as raw LZMA data, texts that most packages contain. Streams with `WORDS_MODEL` continue it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -197,10 +197,10 @@ def apply_delta(
     disk: Disk = DISK,
     encryption: tuple[ContentKey, Header] | None = None,
 ) -> None:
-    """Write to `path` the package that `delta` and `base` make. After an error there is no file at `path`.
+    """Apply a delta to an installed package, and write the new package. An error leaves no file at `path`.
 
     Args:
-        delta: content of the delta. It is not trusted, so its digest need not be verified.
+        delta: content of the delta. Its digest need not be verified before.
         base: content of the installed package, empty for a coded file.
         path: path of the file to write.
         size_bytes: size of the package before encryption.
@@ -418,14 +418,14 @@ def predict(
     """Predict the elements of a tensor whose scales have changed.
 
     Args:
-        old: uint8 [n], elements of the base: int8 codes, or uint8 codes with zero point 128.
+        old: uint8 [n], the bytes of the old elements, which are int8, or uint8 with zero point 128.
         multipliers: int32 [channels], new scale / old scale, in units of 1 / `FIXED_POINT_ONE`.
         step: number of consecutive elements that belong to one channel.
         start: index in the tensor of the first element of `old`.
-        is_signed: whether `old` holds int8 codes.
+        is_signed: whether the elements are int8.
 
     Returns:
-        uint8 [n].
+        uint8 [n], the bytes of the new elements.
     """
     channel = (np.arange(start, start + len(old)) // step) % len(multipliers)
     flip = np.uint8(0 if is_signed else 0x80)
@@ -435,10 +435,10 @@ def predict(
 
 
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
-    """Multiply numbers by one factor, such as the scales of weights to get the scales of the bias.
+    """Multiply numbers by one factor, for example to compute the scales of a bias from those of the weights.
 
     Args:
-        factors: float32 [n] as bytes: the previous run of 4-byte words.
+        factors: the bytes of float32 [n], which are the previous run of 4-byte words.
         bits: the float32 factor as a 32-bit integer.
 
     Returns:
@@ -469,8 +469,8 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
     """Add multiples of a step to float16 numbers.
 
     Args:
-        old: uint8 [2 n], float16 [n] as bytes, from the base.
-        steps: int16 [n]. Where it is 0, the bits stay the same, even those of NaN.
+        old: uint8 [2 n], the bytes of float16 [n] from the base.
+        steps: int16 [n], the multiples. A multiple of 0 leaves the number unchanged, even a NaN.
         bits: the float32 step as a 32-bit integer.
 
     Returns:
@@ -486,14 +486,17 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
 def add_residual(
     old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: RunKind, step: int
 ) -> NDArray[np.uint8]:
-    """Return uint8 [n], a part of a run: the predicted bytes, corrected by the stored residual.
+    """Add the stored residual to the predicted bytes of a part of a run.
 
     Args:
         old: uint8 [n], the predicted bytes, or zeros if there is no prediction.
-        residual: uint8 [n / kind.width * kind.residual_width], folded, see `unfold`. The lowest bytes of all
-            words come first, then the second lowest bytes of all words, and so on.
+        residual: uint8 [n / kind.width * kind.residual_width]. The lowest bytes of all words come first, then
+            the second lowest bytes of all words, and so on.
         kind: kind of the run.
-        step: the float32 step as a 32-bit integer, for a kind that counts in steps.
+        step: the float32 step as a 32-bit integer. Only `NEW_MULTIPLES` and `STEPS_16` use it.
+
+    Returns:
+        uint8 [n], the bytes of the result.
     """
     if kind.width == 1:
         return np.asarray(old + unfold(residual))

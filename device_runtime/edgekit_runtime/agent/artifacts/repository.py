@@ -1,9 +1,8 @@
 """The client of the fleet's TUF repository, which holds the packages for the device class of this device.
 
-python-tuf verifies the metadata. This module limits the size and duration of each download, prevents old
-metadata from becoming valid again when the clock is wrong, and names the attack that invalid metadata
-suggests. It passes the manager keys in each new root to `manager_keys`. The module `download` fetches the
-packages.
+python-tuf verifies the metadata. This module limits the size and duration of each download, and rejects
+expired metadata even if the clock is behind. An error names the attack that could have caused it. The module
+also passes the manager keys of each new root to `manager_keys`.
 
 Source: The Update Framework Specification 1.0, section 5.
 """
@@ -35,8 +34,8 @@ class RepositoryAttackError(SignatureError):
     """The metadata of the repository is invalid.
 
     Attributes:
-        attack: the kind of attack that this suggests: `freeze`, `rollback`, `forged`, `mix-and-match`,
-            `endless-data`, or `malformed`.
+        attack: the attack that could be the cause: `freeze`, `rollback`, `forged`, `mix-and-match`,
+            `endless-data` or `malformed`.
     """
 
     def __init__(self, attack: str, message: str) -> None:
@@ -88,13 +87,13 @@ class RepositoryClient:
     def find(
         self, path: str, target: str, known_time_s: float, count: Callable[[int], None] = lambda _: None
     ) -> Offer | None:
-        """Verify the metadata again, and return the description of a file, or None if there is no such file.
+        """Update and verify the metadata, and look up a file. Return None if there is no such file.
 
         Args:
             path: path of the file, `CLASS/NAME`.
             target: device class of this device. Files of other classes are not returned.
-            known_time_s: lower bound of the time, in seconds since 1970, which is used if the clock is behind
-                it.
+            known_time_s: a time that has certainly passed, in seconds since 1970. It replaces the time of a
+                clock that is behind.
             count: called with the number of bytes received.
 
         Raises:
@@ -113,7 +112,7 @@ class RepositoryClient:
         return Offer(url, target_file.length, sha256, target_file.unrecognized_fields.get("custom", {}))
 
     def refresh(self, known_time_s: float, count: Callable[[int], None] = lambda _: None) -> None:
-        """Verify the metadata again. The arguments and errors are those of `find`."""
+        """Update and verify the metadata. The arguments and errors are those of `find`."""
         self._verify(known_time_s, count, _refresh)
 
     def _verify(

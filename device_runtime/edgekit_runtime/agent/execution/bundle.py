@@ -1,4 +1,4 @@
-"""A bundle: one file with everything that the fleet wants on some devices, for devices without a network.
+"""A bundle: one file with an update for devices that have no network.
 
     desired/DEVICE.json     the signed document of each device
     metadata/*              metadata of the TUF repository

@@ -108,8 +108,8 @@ class Installer:
     def load(self, desired_model: DesiredModel) -> None:
         """Make the service load the active version, if a service runs.
 
-        `desired_model` says whether the version is first tried beside the old one. With the order
-        `old-first`, the service unloads the old version first.
+        `desired_model.trial` states whether the service first tries the new version beside the old one. With
+        the order `old-first`, the service unloads the old version before.
 
         Raises:
             SlotError: the service refused, or did not answer.
@@ -153,7 +153,7 @@ class Installer:
         return True, read_index(socket_path)
 
     def fingerprint(self) -> Mapping[str, tuple[int, ...]]:
-        """Return a dict from model to a stamp that changes with its stored state, empty without a state."""
+        """Return a dict from model to a value that changes when the stored state of the model changes."""
         models = self.slots.folder / "models"
         try:
             return {folder.name: read_stamp(folder / "state.json") for folder in models.iterdir()}
