@@ -1,10 +1,10 @@
-"""Work of each kernel of an ONNX model: arithmetic and bytes moved, after an engine's usual fusions.
+"""Computes the work of each kernel of an ONNX model: arithmetic and bytes moved, after common fusions.
 
-Counted as no kernel, since engines fold or fuse them: constants and what depends on constants and shapes
-only, views (Reshape and its like), biases, scales and activations behind a convolution or matrix product,
-QuantizeLinear and DequantizeLinear at int8 kernels. The body of a loop counts as often as it runs, an If as
-the more expensive of its branches. Not modelled: loops whose length depends on the data, and operators of
-other domains.
+Engines fold or fuse some nodes, which are not counted as kernels: constants and nodes that depend only on
+constants and shapes, views (such as Reshape), biases, scales and activations after a convolution or matrix
+product, and QuantizeLinear and DequantizeLinear at int8 kernels. The body of a loop is counted as often as it
+runs. An If counts as its more expensive branch. Loops with a data-dependent length and operators of other
+domains are not supported.
 """
 
 import math
@@ -59,14 +59,16 @@ def node_costs(
     """Return the work of each kernel of `model`, in the order of its nodes.
 
     Args:
-        model: an ONNX model; left as it is.
-        dims: size of each free dimension by name (see `specs.free_dims`), such as `{"N": 1}`.
-        float_outputs: True if the engine has int8 convolutions and matrix products that write float
-            (TensorRT). False counts such a product as float if no QuantizeLinear follows it (onnxruntime).
+        model: An ONNX model. It is not changed.
+        dims: A dict from the name of a free dimension (see `specs.free_dims`) to its size, such as `{"N":
+            1}`.
+        float_outputs: Whether the engine has int8 convolutions and matrix products with float outputs
+            (TensorRT). If not, such a product counts as float unless a QuantizeLinear follows it
+            (onnxruntime).
 
     Raises:
-        ModelError: a dynamic dimension is not bound, a shape cannot be inferred, or an operator's work cannot
-            be counted.
+        ModelError: A free dimension has no size, a shape cannot be inferred, or the work of an operator
+            cannot be counted.
     """
     written_out = inline_functions(model, _UNCOUNTED | opaque_functions(model)) or model
     return _Counter(with_shapes(written_out, dims or {}), float_outputs=float_outputs).kernels()

@@ -1,7 +1,8 @@
-"""The memory arena of onnxruntime, replayed: which pages a sequence of allocations touches.
+"""A simulation of onnxruntime's memory arena, to find the memory that a sequence of allocations uses.
 
-The arena takes regions from the system that double in size, splits them, serves the smallest free block that
-fits and never gives back. Only touched pages are resident, so a region's untouched end costs nothing.
+The arena takes regions of doubling size from the system and splits them into blocks. An allocation gets the
+smallest free block that fits. Memory is never returned to the system. Only used pages are resident, so the
+unused end of a region does not count.
 
 Source: onnxruntime, core/framework/bfc_arena.cc, with the defaults of a CPU session (next power of two, first
 region 1 MiB); after TensorFlow's best fit with coalescing.
@@ -17,9 +18,9 @@ _MOST_WASTE_BYTES: Final = 128 << 20
 
 
 class Block(NamedTuple):
-    """A part of the region of memory with index `region`: `size` bytes from byte `offset` on.
+    """A block of memory: `size` bytes from byte `offset` of the region with index `region`.
 
-    Blocks sort by size, then by position, as the arena searches them.
+    Blocks are ordered by size, then by position, like in the search of the arena.
     """
 
     size: int
@@ -37,11 +38,11 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Sum over all regions of the bytes from the region's begin to the last byte that was ever used."""
+        """The sum over all regions of the bytes from the start of the region to the last byte ever used."""
         return sum(self._touched)
 
     def allocate(self, size: int) -> Block:
-        """Return a block of at least `size` bytes, size >= 1."""
+        """Return a block of at least `size` bytes. `size` must be at least 1."""
         size = -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
         if self._fit(size) == len(self._free):
             self._grow(size)
@@ -55,7 +56,7 @@ class Arena:
         return block
 
     def release(self, block: Block) -> None:
-        """Make `block` free again and join it with its free neighbours."""
+        """Free `block` and join it with adjacent free blocks."""
         size, region, offset = block
         if after := self._starts.get((region, offset + size)):
             self._remove(after)

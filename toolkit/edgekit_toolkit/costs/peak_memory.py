@@ -1,11 +1,11 @@
-"""Estimate of the peak memory of an onnxruntime session, before it runs on a device.
+"""Estimates the peak memory of an onnxruntime session before it runs on a device.
 
-Two peaks compete: while loading, the engine holds weights two or more times; while running, weights once plus
-activations. The estimate follows the settings of `edgekit_runtime.sessions.ort_memory`, with one session in
-the process and one inference at a time. docs/explanation/memory.md has the method and its error on real
-models.
+The estimate is the higher of two peaks. While a model is loaded, the engine has at least two copies of the
+weights. While it runs, the engine has one copy and the activations. The estimate assumes the settings of
+`edgekit_runtime.sessions.ort_memory`, one session in the process and one inference at a time.
+docs/explanation/memory.md describes the method and its error on real models.
 
-Not modelled: other engines, models with external data, and a process that does anything else.
+Other engines, models with external data, and other work of the process are not modelled.
 """
 
 from collections.abc import Mapping
@@ -35,17 +35,17 @@ _PACKED_BESIDE_ORIGINAL: Final = frozenset({"QGemm"})  # keeps its plain weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Parts of the peak resident memory of a process, in bytes.
+    """The parts of the peak resident memory of a process, in bytes.
 
     Attributes:
-        engine_bytes: interpreter and bare engine, as the caller of `estimate_peak_memory` states it.
-        weights_bytes: constants as the engine keeps them.
-        structure_bytes: graph, kernels and plans of the session.
-        code_bytes: code of the engine that it loads only when a model first runs.
-        feeds_bytes: inputs of one inference.
-        activations_bytes: intermediate tensors, scratch and outputs; a lower bound where sizes depend on the
+        engine_bytes: The interpreter and the engine without a model, from `estimate_peak_memory`.
+        weights_bytes: The constants as the engine stores them.
+        structure_bytes: The graph, kernels and plans of the session.
+        code_bytes: The code of the engine that is loaded only when a model first runs.
+        feeds_bytes: The inputs of one inference.
+        activations_bytes: The intermediate tensors, scratch and outputs. A lower bound if sizes depend on the
             data.
-        loading_bytes: the most that weights and their copies take while the model is loaded.
+        loading_bytes: The maximum size of the weights and their copies while the model is loaded.
     """
 
     engine_bytes: int
@@ -58,12 +58,12 @@ class MemoryEstimate:
 
     @property
     def load_peak_bytes(self) -> int:
-        """Peak while loading, engine included."""
+        """The peak while loading, including the engine."""
         return self.engine_bytes + self.structure_bytes + self.loading_bytes
 
     @property
     def run_peak_bytes(self) -> int:
-        """Peak while running, engine included."""
+        """The peak while running, including the engine."""
         return (
             self.engine_bytes
             + self.structure_bytes
@@ -75,17 +75,17 @@ class MemoryEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """The higher of both peaks."""
+        """The higher of the two peaks."""
         return max(self.load_peak_bytes, self.run_peak_bytes)
 
     @property
     def run_bytes_per_input_byte(self) -> float:
-        """Bytes of inputs, activations and outputs of one inference, over the bytes of its inputs."""
+        """The size of inputs, activations and outputs of one inference, divided by the size of its inputs."""
         return 1.0 + self.activations_bytes / max(self.feeds_bytes, 1)
 
     @property
     def model_bytes(self) -> int:
-        """What the model adds to the bare engine."""
+        """The memory that the model adds to the engine."""
         return self.total_bytes - self.engine_bytes
 
 
@@ -100,15 +100,16 @@ def estimate_peak_memory(
     """Estimate the peak memory of a process that loads `model` from a file and runs it.
 
     Args:
-        model: an ONNX model without external data.
-        engine_bytes: peak memory of the bare engine (`measure_engine_bytes`, or the target's figure).
-        dims: sizes of the free dimensions by name; a free leading dimension without a size is 1.
-        threads: threads of one inference, at least 1.
+        model: An ONNX model without external data.
+        engine_bytes: The peak memory of the engine without a model, from `measure_engine_bytes` or the
+            target.
+        dims: A dict from the name of a free dimension to its size. A free leading dimension defaults to 1.
+        threads: The number of threads of one inference, at least 1.
         blocked_layout: False for devices with an Arm CPU, see `optimise_as_engine`.
 
     Raises:
         ModelError: onnxruntime refused the model.
-        DataError: a free dimension has no size.
+        DataError: A free dimension has no size.
     """
     graph = optimise_as_engine(model, dims, blocked_layout=blocked_layout)
     return MemoryEstimate(

@@ -1,10 +1,10 @@
-"""Modelled latency and energy of a network on a target, for early choices; no replacement for measurements.
+"""Models the latency and energy of a network on a target, for early choices. It replaces no measurement.
 
-Each kernel takes the longer of its arithmetic and its memory traffic, plus a fixed start; kernels run one
-after another. Caches, overlap and thermal throttling are not modelled, which is why a result carries a range.
+The time of a kernel is a fixed overhead plus the longer of its arithmetic and its memory traffic. Kernels run
+one after another. Caches, overlap and thermal throttling are not modelled, so results have an uncertainty.
 
-Source: S. Williams et al., Roofline: an insightful visual performance model for multicore architectures,
-CACM 52(4), 2009, section 3 (the bound of one kernel).
+Source: S. Williams et al., Roofline: an insightful visual performance model for multicore architectures, CACM
+52(4), 2009, section 3 (the bound of one kernel).
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,15 @@ from edgekit_toolkit.targets.spec import PowerMode, Precision, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCost:
-    """Arithmetic and memory traffic of one kernel, on any device.
+    """The arithmetic and memory traffic of one kernel, on any device.
 
     Attributes:
-        name: the node's name; without a name, the name of its first output.
-        bytes_read: bytes of activations read.
-        bytes_written: bytes of activations written.
-        weight_bytes: bytes of constants read.
-        repeats: number of runs in one inference, as in a loop; the other figures are for one run.
-        steps: steps of a recurrent layer, each of which waits for the one before; a GPU starts a kernel for
-            each.
+        name: The name of the node, or of its first output if the node has no name.
+        bytes_read: The bytes of activations read.
+        bytes_written: The bytes of activations written.
+        weight_bytes: The bytes of constants read.
+        repeats: The number of runs in one inference, as in a loop. The other figures are for one run.
+        steps: The number of sequential steps of a recurrent layer. A GPU starts a kernel for each step.
     """
 
     name: str
@@ -44,16 +43,16 @@ class NodeCost:
 
     @property
     def traffic_bytes(self) -> int:
-        """All bytes that one run of the kernel reads and writes, constants included."""
+        """The number of bytes that one run of the kernel reads and writes, including constants."""
         return self.bytes_read + self.bytes_written + self.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """A modelled latency and energy of one inference.
+    """The modelled latency and energy of one inference.
 
     Attributes:
-        energy_j: energy of the whole board, idle draw included.
+        energy_j: The energy of the whole board, including its idle power.
     """
 
     latency_s: float
@@ -72,12 +71,12 @@ def model_cost(nodes: Sequence[NodeCost], target: Target, power_mode: str | None
     """Return the modelled latency and energy of one inference.
 
     Args:
-        nodes: the kernels, from `edgekit_toolkit.costs.onnx_operators.node_costs`.
-        target: target on whose default backend the kernels run.
-        power_mode: name of a power mode of the target; by default its default mode.
+        nodes: The kernels, from `edgekit_toolkit.costs.onnx_operators.node_costs`.
+        target: The target, on whose default backend the kernels run.
+        power_mode: The name of a power mode of the target. The default is its default mode.
 
     Raises:
-        TargetError: the target has no such power mode.
+        TargetError: The target has no such power mode.
     """
     mode = target.power.mode(power_mode or target.power.default_mode)
     latency_s = sum(kernel_latency_s(node, target, mode) for node in nodes)

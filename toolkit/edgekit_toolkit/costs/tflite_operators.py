@@ -1,7 +1,7 @@
-"""Work of one inference of a `.tflite` model, operator by operator: arithmetic and memory traffic.
+"""Computes the work of each operator of a `.tflite` model: arithmetic and memory traffic.
 
-The counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK runs as one kernel with the next are
-counted apart. Sizes are those of the file's first allocation: a free batch counts as one.
+This is the counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK fuses are counted separately. A
+free batch counts as one, which is the size that the file first allocates.
 """
 
 import math
@@ -70,14 +70,14 @@ _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[NodeCost]:
     """Return the work of the operators of the first sub-graph.
 
-    An operator that reads only constants is left out, because it runs once and not in each inference.
+    An operator that reads only constants is omitted, because it does not run in each inference.
 
     Args:
-        model: a screened file; see `flatbuffer.parsed`.
-        dims: sizes of its free dimensions, or None for the stored sizes.
+        model: A screened file, see `flatbuffer.parsed`.
+        dims: The sizes of its free dimensions, or None for the stored sizes.
 
     Raises:
-        ModelError: `dims` are not the stored sizes, or an operator's work cannot be counted.
+        ModelError: `dims` are not the stored sizes, or the work of an operator cannot be counted.
     """
     graph = model.subgraphs[0]
     stored = _free_sizes(graph)

@@ -1,4 +1,4 @@
-"""How packages are made for each engine, a module each; importing one registers its record."""
+"""How packages are made for each engine. Importing a module registers the record of its engine."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Packages for LiteRT: converted by our own writer, quantized with ai-edge-quantizer's algorithms.
+"""Packages for LiteRT, converted by our own writer and quantized with algorithms of ai-edge-quantizer.
 
-Not every host has LiteRT: what needs it is imported where it is used.
+LiteRT is imported only where it is used, because not every host has it.
 """
 
 from collections.abc import Mapping, Sequence

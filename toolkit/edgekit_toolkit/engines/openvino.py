@@ -1,4 +1,4 @@
-"""Packages for OpenVINO: ONNX models, quantized by our own writer, and judged on OpenVINO."""
+"""Packages for OpenVINO: ONNX models that are quantized by our own writer and evaluated on OpenVINO."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

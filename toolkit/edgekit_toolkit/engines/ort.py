@@ -1,4 +1,4 @@
-"""Packages for onnxruntime: ONNX models, quantized by our own writer."""
+"""Packages for onnxruntime: ONNX models that are quantized by our own writer."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -34,10 +34,10 @@ def take_codes(coded: onnx.ModelProto, _floats: onnx.ModelProto) -> Model:
 
 
 def require_onnx(model: Model) -> OnnxModel:
-    """Return the model, after checking that it is an ONNX model.
+    """Return the model if it is an ONNX model.
 
     Raises:
-        ModelError: it is a `.tflite` model.
+        ModelError: The model is a `.tflite` model.
     """
     if not isinstance(model, OnnxModel):
         raise ModelError("a .tflite model runs on LiteRT alone; give the model as ONNX")

@@ -1,8 +1,8 @@
-"""The record of how packages are made for an engine, and the table of the engines that have one.
+"""The record of how packages are made for an engine, and the registry of these records.
 
-It is the host's side of `edgekit_runtime.system.engines.Engine`, which says how a device runs the engine.
-A new engine is a module in `edgekit_runtime.engines` and one here. The search, the judge, the packager and
-the commands ask these two records; none compares the name of an engine.
+This is the host's counterpart of `edgekit_runtime.system.engines.Engine`, which describes how a device runs
+an engine. To add an engine, add a module to `edgekit_runtime.engines` and one here. No other code compares
+the name of an engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,13 +47,14 @@ class ModelMaker:
     """Makes models in the format of an engine.
 
     Attributes:
-        open_quantizer: returns the quantizer of a float model.
-        build: (float model, form of a recipe, sizes of free dimensions) -> model of that form, or None if the
-            form does not suit the model. Conversions are not checked again.
-        convert: makes a float model in the engine's format, without a check.
-        convert_codes: (ONNX network with 8-bit codes, the same network in float) -> the engine's model of it.
-        codes_tool: distribution whose release changes what `convert_codes` makes; empty for none.
-        fixes_sizes: whether the models have no free dimensions.
+        open_quantizer: Returns the quantizer of a float model.
+        build: Takes a float model, the form of a recipe and the sizes of free dimensions. Returns the model
+            in that form, or None if the form does not suit the model. Conversions are not checked again.
+        convert: Converts a float model to the format of the engine, without a check.
+        convert_codes: Takes an ONNX network with 8-bit codes and the same network in float. Returns the model
+            for the engine.
+        codes_tool: The distribution whose release changes the result of `convert_codes`, or empty.
+        fixes_sizes: Whether the models have no free dimensions.
     """
 
     open_quantizer: OpenQuantizer
@@ -66,12 +67,12 @@ class ModelMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntimedForm:
-    """A form that only processors of some devices compute, so that no host can time it.
+    """A form that only the processors of some devices can compute, so that no host can measure its latency.
 
     Attributes:
-        label: name in reports.
-        isa: the arithmetic, as targets name it in `cpu.isa`.
-        check: raises EngineMissingError where the form cannot be computed on this host.
+        label: The name in reports.
+        isa: The instruction set extension, as in `cpu.isa` of targets.
+        check: Raises EngineMissingError if this host cannot compute the form.
     """
 
     label: str
@@ -84,19 +85,19 @@ class EngineSupport:
     """How packages are made for an engine.
 
     Attributes:
-        kinds: kinds of forms that it runs, of `quantize.forms.KINDS`.
-        judged_on: the engine that runs the candidates on this host: this engine, or a stand-in.
-        tools: distributions that decide the bytes of a package, beside those for every engine.
-        fallback: the engine of the package's fallback on the device; empty for none.
-        competes: whether other engines are timed against it even where it is the target's preferred engine.
-        shares_cores: whether it takes several threads unless a package says otherwise.
-        slows_exact_products: whether its exact 8-bit products are slow on x86 processors without VNNI.
-        cheap_row_macs: a model of at most so many multiply-adds an inference gets all golden rows, because
-            they run in half the time that opening the model takes. None: all models get the first row only.
-        check: (model, inputs that set the sizes of free dimensions other than the batch) -> verdict of the
-            engine's own parser; None if the parser is not asked.
-        notes: warnings about the figures of every package for it.
-        untimed: kind of `quantize.forms.UNTIMED_KINDS` -> the form, where the engine has it.
+        kinds: The kinds of forms that the engine runs, from `quantize.forms.KINDS`.
+        judged_on: The engine that runs candidates on this host: this engine or a substitute.
+        tools: The distributions that affect the bytes of a package, in addition to those for all engines.
+        fallback: The engine of the package's fallback on the device, or empty.
+        competes: Whether other engines are measured too if this is the preferred engine of the target.
+        shares_cores: Whether the engine uses several threads by default.
+        slows_exact_products: Whether exact 8-bit products are slow on x86 processors without VNNI.
+        cheap_row_macs: The maximum multiply-adds of models that get all golden rows, which run in half the
+            time of opening such a model. Larger models get only the first row. None for the first row only.
+        check: Takes a model, and inputs that set the free dimensions other than the batch. Returns the
+            verdict of the engine's own parser. None if there is no such check.
+        notes: The warnings about the figures of all packages for this engine.
+        untimed: A dict from a kind in `quantize.forms.UNTIMED_KINDS` to the form, if the engine has it.
     """
 
     name: str
@@ -127,7 +128,7 @@ SUPPORTS: Final[dict[str, EngineSupport]] = {}
 
 
 def register_support(support: EngineSupport) -> EngineSupport:
-    """Enter a record in `SUPPORTS`, where it replaces an earlier record of its engine; return the record."""
+    """Add a record to `SUPPORTS` or replace the record of the same engine, and return it."""
     SUPPORTS[support.name] = support
     return support
 
@@ -136,7 +137,7 @@ def find_support(engine: str) -> EngineSupport:
     """Return how packages are made for an engine.
 
     Raises:
-        TargetError: there is no such engine, or no packages are made for it.
+        TargetError: There is no such engine, or no packages are made for it.
     """
     if engine not in SUPPORTS:
         raise TargetError(f"engine: expected one of {', '.join(SUPPORTS)}, got {engine!r}")
@@ -144,5 +145,5 @@ def find_support(engine: str) -> EngineSupport:
 
 
 def list_supported() -> tuple[str, ...]:
-    """Return the names of the engines that packages are made for here."""
+    """Return the names of the engines for which packages can be made."""
     return tuple(sorted(SUPPORTS))

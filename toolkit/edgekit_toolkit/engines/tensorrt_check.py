@@ -1,10 +1,11 @@
 """Checks that TensorRT accepts a model, on a machine without a GPU.
 
-The library is TensorRT-RTX: its ONNX parser and builder run on the CPU alone. The check shows that every node
-is understood and that an engine can be built; it measures no speed and no accuracy, and it runs nothing.
-docs/reference/tensorrt.md lists which forms pass; docs/adr/0004-tensorrt-check.md says what the proof covers.
+The check uses TensorRT-RTX, whose ONNX parser and builder run on the CPU. It shows that every node is
+supported and that an engine can be built. It does not run the engine, so it says nothing about speed and
+accuracy. docs/reference/tensorrt.md lists the forms that pass, and docs/adr/0004-tensorrt-check.md describes
+what the check proves.
 
-No precision can be chosen: TensorRT-RTX takes the type of every tensor from the model.
+No precision can be chosen, because TensorRT-RTX takes the type of every tensor from the model.
 """
 
 import json
@@ -42,14 +43,13 @@ class TensorRtCheck:
     """TensorRT's verdict on a model.
 
     Attributes:
-        errors: why the model is not accepted: operator, node name and message. If `built` is True, an error
-            names something that TensorRT accepts but computes differently from ONNX.
-        available: whether the library is installed; if it is not, `errors` holds the command that installs
-            it.
-        parsed: whether the parser understood every node.
-        engine_bytes: size of the engine, or None if none was built.
-        version: version of the library, or None if it gave no answer.
-        seconds: time to parse and build, or None if the library gave no answer.
+        errors: The reasons why the model is not accepted, with operator, node name and message. If an engine
+            was built, an error names something that TensorRT computes differently from ONNX.
+        available: Whether the library is installed. If not, `errors` has the command that installs it.
+        parsed: Whether the parser supports every node.
+        engine_bytes: The size of the engine, or None if none was built.
+        version: The version of the library, or None if it gave no answer.
+        seconds: The time to parse and build, or None if the library gave no answer.
     """
 
     errors: tuple[str, ...]
@@ -62,7 +62,7 @@ class TensorRtCheck:
 
     @property
     def accepted(self) -> bool:
-        """Whether an engine was built that computes what the model says."""
+        """Whether an engine was built that computes the same as the model."""
         return self.built and not self.errors
 
 
@@ -72,17 +72,17 @@ def check_tensorrt(
     shapes: Mapping[str, Shapes] | None = None,
     time_limit_s: float = 300.0,
 ) -> TensorRtCheck:
-    """Return TensorRT's verdict on an ONNX model; a refusal, crash or time-out is a result, not an exception.
+    """Return TensorRT's verdict on an ONNX model. A refusal, crash or timeout does not raise an exception.
 
-    The library runs in a process of its own, because a native crash ends its process.
+    The library runs in a child process, because a native crash ends its process.
 
     Args:
-        content: content of the model's file, weights included (no external data).
-        shapes: shapes of the inputs with free dimensions, as for `TensorRtOptions`.
-        time_limit_s: the process is killed when it takes longer.
+        content: The content of the model file, including weights (no external data).
+        shapes: The shapes of the inputs with free dimensions, see `TensorRtOptions`.
+        time_limit_s: The time after which the process is killed.
 
     Raises:
-        ValueError: the shapes of an input are not in ascending order, or have different ranks.
+        ValueError: The shapes of an input are not in ascending order, or have different ranks.
     """
     request = {
         "library": _LIBRARY,

@@ -1,12 +1,10 @@
-"""Mean average precision of detections against true boxes, as COCO's evaluation computes it.
+"""Mean average precision of detections with respect to true boxes, as in COCO's evaluation.
 
-Each sample is reduced once to its matches; a score of any part of the samples then needs no boxes:
+`match_boxes` reduces each sample to a `MatchedBoxes`. `mean_precisions` computes the average precision of any
+set of samples from these, as float64 [10] with one value for each overlap in `OVERLAPS`.
 
-    match_boxes(boxes, truth) -> MatchedBoxes     for each sample
-    mean_precisions([MatchedBoxes, ...])          float64 [10], one for each overlap of OVERLAPS
-
-Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár), whose figures a test compares: the best 100 detections
-of a class in a picture, 101 recalls, areas of all sizes.
+Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár), whose figures a test compares: the best 100 detections of
+a class in a picture, 101 recalls, areas of all sizes.
 """
 
 from collections.abc import Sequence
@@ -30,14 +28,14 @@ _EPSILON: Final = np.spacing(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatchedBoxes:
-    """Detections of one sample: K detections, T overlaps in `OVERLAPS`, G true boxes that count.
+    """The detections of one sample: K detections, T overlaps in `OVERLAPS`, G true boxes that count.
 
     Attributes:
-        scores: float32 [K].
-        classes: int64 [K].
-        hits: bool [T, K], whether a detection matches a true box at that overlap.
-        ignored: bool [T, K], whether a detection is left out of the score at that overlap.
-        truths: int64 [G], classes of the true boxes.
+        scores: The scores of the detections, float32 [K].
+        classes: The classes of the detections, int64 [K].
+        hits: Whether a detection matches a true box at an overlap, bool [T, K].
+        ignored: Whether a detection is excluded from the score at an overlap, bool [T, K].
+        truths: The classes of the true boxes, int64 [G].
     """
 
     scores: NDArray[np.float32]
@@ -48,7 +46,7 @@ class MatchedBoxes:
 
 
 def match_boxes(boxes: Boxes, truth: TrueBoxes) -> MatchedBoxes:
-    """Return a sample's detections in the order of their scores, and which of them match true boxes."""
+    """Sort the detections of a sample by score, and match them with the true boxes."""
     order = np.argsort(-boxes.scores, kind="stable")
     ranked = boxes.take(order)
     chosen = np.zeros(len(ranked), np.bool_)
@@ -110,10 +108,10 @@ def _find_overlaps(
 
 
 def mean_precisions(matches: Sequence[MatchedBoxes]) -> NDArray[np.float64]:
-    """Return the average precision at each of `OVERLAPS`: the mean over all classes with a true box.
+    """Return the average precision at each of `OVERLAPS`, which is the mean over all classes with true boxes.
 
     Raises:
-        DataError: there is no true box.
+        DataError: There is no true box.
     """
     kinds, counts = np.unique(np.concatenate([match.truths for match in matches]), return_counts=True)
     if not len(kinds):

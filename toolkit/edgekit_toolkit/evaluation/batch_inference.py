@@ -1,7 +1,7 @@
 """Runs files of samples through a session, and writes the outputs.
 
-Any number of samples is run in the batch that the model takes. All it knows of an
-output is whether it looks like class scores.
+Samples are run in batches of the size that the model accepts. The module does not interpret outputs, except
+that it recognises class scores.
 """
 
 import zipfile  # noqa: TID251 - an .npz is data for the user, not a package
@@ -41,10 +41,11 @@ class Inference:
     """The outputs for a file of samples.
 
     Attributes:
-        batch: number of samples in one run.
-        outputs: output name -> [samples, ...]; an output without a row for each sample is [runs, ...].
-        first: the feeds of the first run.
-        names: path of the file of each sample; empty if one file holds all samples.
+        batch: The number of samples in one run.
+        outputs: A dict from output name to [samples, ...], or to [runs, ...] if the output does not have a
+            row for each sample.
+        first: The feeds of the first run.
+        names: The path of the file of each sample. Empty if one file contains all samples.
     """
 
     samples: int
@@ -57,11 +58,11 @@ class Inference:
 def run_sequences(
     session: Session, manifest: Manifest, path: Path, decoding: Decoding | None = None
 ) -> Inference:
-    """Return the outputs of a model, except states, for the sequences at `path`: [sequences, steps, ...].
+    """Return the outputs for the sequences at `path`, except states, as [sequences, steps, ...].
 
     Raises:
-        DataError: as from `open_data`; or sequences have different lengths.
-        BackendError: the engine failed.
+        DataError: See `open_data`. Also raised if sequences have different lengths.
+        BackendError: The engine failed.
     """
     sequences = SequenceSamples(manifest.states, manifest.inputs, session.outputs, {})
     run = sequences.over_sequences(lambda feeds: [*session.run(feeds).values()], steps="all")
@@ -81,12 +82,12 @@ def run_samples(
 ) -> Inference:
     """Return the outputs for all samples in the file or folder at `path`.
 
-    A model of a fixed batch runs that many samples at once. The last batch is filled up with copies of the
-    last sample, whose outputs are dropped. Other models run one sample at a time.
+    A model with a fixed batch runs that many samples at once. The last batch is padded with copies of the
+    last sample, whose outputs are discarded. Other models run one sample at a time.
 
     Raises:
-        DataError: as from `open_data`; or the outputs of the samples form no array.
-        BackendError: the engine failed.
+        DataError: See `open_data`. Also raised if the outputs of the samples do not form an array.
+        BackendError: The engine failed.
     """
     batching = Batching.of(inputs)
     batch = batching.size or 1
@@ -106,11 +107,11 @@ def run_samples(
 
 
 def run_golden(session: Session, package: OpenedPackage) -> Inference:
-    """Return the outputs of a model for the golden inputs of its package, unchanged.
+    """Return the outputs of a model for the golden inputs of its package.
 
     Raises:
-        DataError: the session takes other inputs than the package states.
-        BackendError: the engine failed.
+        DataError: The session has other inputs than the package states.
+        BackendError: The engine failed.
     """
     feeds = read_golden_inputs(package)
     shapes = [
@@ -154,11 +155,11 @@ def _join(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def decode_answers(package: OpenedPackage, result: Inference) -> list[Decoded]:
-    """Return the answer to each sample by the task of a package; an empty list if it states no task.
+    """Decode the outputs for each sample with the task of a package. Without a task, the list is empty.
 
     Raises:
-        DataError: the task cannot read these outputs.
-        PackageError: the task or the preprocessing is malformed.
+        DataError: The task cannot decode these outputs.
+        PackageError: The task or the preprocessing is malformed.
     """
     answerer = open_answerer(package)
     if answerer.task is None:
@@ -184,10 +185,10 @@ def _find_placement(
 
 
 def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
-    """Return the names in a package's labels, in the order of the classes; empty without labels.
+    """Return the class names in the labels of a package in order, or an empty tuple without labels.
 
     Raises:
-        PackageError: the labels are not text in UTF-8.
+        PackageError: The labels are not UTF-8 text.
     """
     path = package.manifest.labels
     if path is None:
@@ -199,10 +200,10 @@ def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
 
 
 def package_decoding(package: OpenedPackage) -> Decoding:
-    """Return how photographs and recordings become samples, by the preprocessing in a package.
+    """Return how the preprocessing of a package converts photographs and recordings to samples.
 
     Raises:
-        PackageError: the preprocessing is not a JSON object.
+        PackageError: The preprocessing is not a JSON object.
     """
     path = package.manifest.preprocessing
     if path is None:
@@ -214,9 +215,9 @@ def package_decoding(package: OpenedPackage) -> Decoding:
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the five best classes of each sample, as (index of the class, score), the best first.
+    """Return the five best classes of each sample as pairs of index and score, best first.
 
-    NaN comes last. Empty if the output is not numbers [samples, classes], or `classes` is 0.
+    NaN comes last. The result is empty if the output is not numeric [samples, classes], or `classes` is 0.
     """
     if not classes or output.ndim != 2 or output.shape[1] != classes or output.dtype.kind not in "iuf":
         return ()
@@ -229,12 +230,12 @@ def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[in
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays to an `.npz` file, atomically; the same arrays give the same bytes.
+    """Write arrays to an `.npz` file atomically. The same arrays give the same bytes.
 
-    `numpy.savez` is not used: it would take some names for its own arguments (`file`, `allow_pickle`).
+    `numpy.savez` is not used, because it would take some names as its own arguments (`file`, `allow_pickle`).
 
     Raises:
-        OutputError: the folder is missing or unwritable, or the disk is full.
+        OutputError: The folder is missing or not writable, or the disk is full.
     """
     with write_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():

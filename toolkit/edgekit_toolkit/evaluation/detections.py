@@ -1,9 +1,8 @@
-"""Finds a detector's boxes in its outputs, and scores them against those of the float source model.
+"""Infers where a detector's outputs contain boxes, and compares boxes with those of the source model.
 
-`edgekit_runtime.tasks.kinds.detection` has the layouts and reads the boxes. Here the source model's outputs
-on several samples tell which layout it is, by shapes, names and values. A batch in which few classes occur
-looks like another layout, so several are needed. If ground truth is available, a metric of it (mAP) says
-more.
+The layouts are defined in `edgekit_runtime.tasks.kinds.detection`. The layout is inferred from the shapes,
+names and values of the source model's outputs. Several samples are needed, because a batch with few classes
+looks like another layout. If ground truth is available, a metric such as mAP is more meaningful.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,12 +49,12 @@ _ANCHORS: Final[tuple[Mapping[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class BoxLayout:
-    """Where the boxes are in a model's outputs.
+    """The layout of the boxes in a model's outputs.
 
     Attributes:
-        options: how the task `detection` reads the boxes.
-        input_size: height and width of the input.
-        labels: number of labels, which tells class scores from other columns; None without labels.
+        options: The options of the task `detection` for these outputs.
+        input_size: The height and width of the input.
+        labels: The number of labels, which distinguishes class scores from other columns, or None.
     """
 
     options: DetectionOptions
@@ -63,7 +62,7 @@ class BoxLayout:
     labels: int | None = None
 
     def read(self, outputs: Outputs) -> list[Boxes]:
-        """Return the boxes of each sample of a batch after suppression, the best first."""
+        """Return the boxes of each sample of a batch after suppression, best first."""
         return [
             find_boxes(sample, self.options, self.input_size, self.labels)
             for sample in self._samples(outputs)
@@ -73,7 +72,7 @@ class BoxLayout:
         return not any(map(len, self.candidates(runs)))
 
     def candidates(self, runs: Sequence[Outputs]) -> list[Boxes]:
-        """Return the boxes of each sample of all runs, overlapping boxes included."""
+        """Return the boxes of each sample of all runs, including overlapping boxes."""
         return [
             read_boxes(sample, self.options, self.input_size, self.labels)
             for run in runs
@@ -83,10 +82,10 @@ class BoxLayout:
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
         """Return the F1 score of each sample, with the boxes of the source model's `reference` as the truth.
 
-        Boxes of two models match if they have the same class and overlap by half or more (IoU). If the layout
-        is from `judging_layout`, only boxes with a score of 0.25 or more count; a box that overlaps a better
-        box of its class by more than half is dropped first. The score is NaN if neither model finds a box. If
-        `outputs` do not have the axes of this layout, every score is 0.
+        Boxes of two models match if they have the same class and an IoU of at least 0.5. If the layout is
+        from `judging_layout`, only boxes with a score of at least 0.25 count, and a box is removed first if
+        it overlaps a better box of its class by more than half. The score is NaN if neither model finds a
+        box. All scores are 0 if `outputs` do not have the axes of this layout.
         """
         theirs = self.read(reference)
         try:
@@ -111,9 +110,9 @@ class BoxLayout:
 
 
 def judging_layout(options: DetectionOptions, input_size: Size | None, labels: int = 0) -> BoxLayout:
-    """Return the layout of `options`, limited to the boxes that count in `BoxLayout.score`.
+    """Return the layout of `options`, restricted to the boxes that count in `BoxLayout.score`.
 
-    `input_size`: height and width of the input; None if boxes are not in pixels of the input.
+    `input_size` is the height and width of the input, or None if boxes are not in pixels of the input.
     """
     limits = replace(options, min_score=CONFIDENT, overlap=OVERLAP, max_boxes=_MOST_BOXES)
     return BoxLayout(limits, input_size or _UNIT, labels or None)
@@ -122,15 +121,15 @@ def judging_layout(options: DetectionOptions, input_size: Size | None, labels: i
 def layout_of_task(
     choice: TaskChoice | None, placement: Placement | None, labels: int = 0
 ) -> BoxLayout | None:
-    """Return the layout of the boxes by the task of a package; None if the task is not `detection`.
+    """Return the layout of the boxes from the task of a package, or None if the task is not `detection`.
 
     Args:
-        choice: the task, or None.
-        placement: position of a picture that fills the whole input; None if the input is no picture.
-        labels: number of classes that have a label, or 0.
+        choice: The task, or None.
+        placement: The position of a picture that fills the whole input, or None if the input is no picture.
+        labels: The number of labelled classes, or 0.
 
     Raises:
-        DataError: there is no such task or option.
+        DataError: There is no such task or option.
     """
     options = None if choice is None else read_task(choice, DataError)[1]
     if not isinstance(options, DetectionOptions):
@@ -145,13 +144,14 @@ def find_layout(
     input_size: Size | None = None,
     classes: int = 0,
 ) -> BoxLayout | None:
-    """Infer where the boxes are from outputs that look like boxes with scores; None for other outputs.
+    """Infer the layout of boxes with scores from outputs, or return None for other outputs.
 
     Args:
-        runs: outputs of the source model for several samples, or for a batch.
-        rows_are_samples: whether each row of a matrix is one sample's output; otherwise rows may be boxes.
-        input_size: height and width of the input. If it is None, grids and anchors are not recognised.
-        classes: number of classes with known names, or 0.
+        runs: The outputs of the source model for several samples, or for a batch.
+        rows_are_samples: Whether each row of a matrix is the output of one sample. Otherwise, rows may be
+            boxes.
+        input_size: The height and width of the input. If it is None, grids and anchors are not recognised.
+        classes: The number of classes with known names, or 0.
     """
     min_rank = 3 - (not rows_are_samples)
     if len(runs[0]) > 1:

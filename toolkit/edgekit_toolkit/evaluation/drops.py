@@ -1,14 +1,14 @@
-"""Drops of a score with their confidence intervals, from paired outcomes on the same samples. Pure.
+"""Drops of a score and their confidence intervals, from paired scores on the same samples. Pure.
 
-The source model and a candidate see the same samples, so only what changes on a sample matters. A drop is in
-points, hundredths of the score; a negative one is a gain.
+The source model and a candidate are scored on the same samples, so only the change on each sample matters. A
+drop is in points, which are hundredths of the score. A negative drop is a gain.
 
-One interval serves all metrics. Its upper end asks how high the mean change can be if one more sample were
-lost outright, and if the weights of the samples were random (uniform over all weights that sum up to 1). So a
-rare large loss that no sample shows is reckoned with, whatever small noise all samples have: without any loss
-a limit of 1 point needs 368 samples. For changes of 0 and 1 the upper end is that of Clopper and Pearson; for
-many samples of small changes it is that of the normal distribution. The lower end reckons likewise with one
-more sample that gains all it can: nothing where the float model itself is the reference.
+All metrics use the same interval. Its upper end is a quantile of the mean change, with random weights of the
+samples (uniform over all weights with the sum 1) and with one additional sample that has the largest possible
+loss. So it covers a rare large loss that is in no sample: even without any loss, a limit of 1 point needs 368
+samples. For changes of 0 and 1, the upper end is that of Clopper and Pearson. For many samples with small
+changes, it approaches that of the normal distribution. The lower end is computed in the same way, with one
+additional sample that has the largest possible gain. This gain is 0 if the float model is the reference.
 """
 
 import math
@@ -41,8 +41,8 @@ class Interval:
     """A confidence interval of a drop.
 
     Attributes:
-        low, high: ends of the interval, in points: hundredths of the score.
-        confidence: confidence level of both sides together, 0..1.
+        low, high: The ends of the interval in points, which are hundredths of the score.
+        confidence: The two-sided confidence level, 0..1.
     """
 
     low: float
@@ -55,14 +55,14 @@ class Drop:
     """The drop of a score.
 
     Attributes:
-        points: the drop in points, hundredths of the score.
-        changes: distinct drops of single units; 1 is the drop from the best score to the worst. A unit is a
-            sample; in a metric over the whole set it is a group of samples that `leave_out` leaves out.
-        counts: number of units with each of `changes`.
-        max_gain: the most that a sample can gain, 0..1; 0 if the source model's score is 1 on all samples.
-        effective: effective sample size if samples have weights, otherwise 0.
-        heaviest: count of the heaviest unit. `interval` adds one unseen unit of this count, with the largest
-            drop.
+        points: The drop in points, which are hundredths of the score.
+        changes: The distinct drops of single units, where 1 is the drop from the best score to the worst. A
+            unit is a sample, or a group of samples from `leave_out` in a metric over the whole set.
+        counts: The number of units with each of `changes`.
+        max_gain: The maximum gain of a sample, 0..1. It is 0 if the source model scores 1 on all samples.
+        effective: The effective sample size if samples have weights, otherwise 0.
+        heaviest: The count of the heaviest unit. `interval` adds one unseen unit with this count and the
+            largest drop.
     """
 
     points: float
@@ -76,7 +76,7 @@ class Drop:
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return Gaffke's interval of the mean drop.
 
-        No distribution is known for which the interval misses the mean more often than `confidence` allows.
+        No distribution is known for which it misses the mean more often than `confidence` allows.
         """
         error = (1 - confidence) / 2
         low = 0.0 - self._upper_end(-self.changes, error, unseen=self.max_gain)  # never -0.0
@@ -84,16 +84,16 @@ class Drop:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the drop in points, with the unseen unit that `interval` adds."""
+        """The standard error of the drop in points, including the unseen unit that `interval` adds."""
         changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
-        """Return how many samples would be enough to show that the drop is within a limit.
+        """Return the number of samples that would show that the drop is within a limit.
 
-        Each change is taken to be as frequent as in this drop. None if the drop itself is not below the
-        limit, or if more than 10 million samples would be needed.
+        This assumes that each change has the same frequency as in this drop. The result is None if the drop
+        is not below the limit, or if more than 10 million samples would be needed.
         """
         if self.points >= limit_points:
             return None
@@ -178,10 +178,10 @@ def mean_drops(
     """Return the drop of each candidate's mean score.
 
     Args:
-        source: scores [samples] of the source model, 0..1.
-        candidates: scores [candidates, samples] on the same samples.
-        max_gain: as in `Drop`.
-        weights: weight of each sample, such as its number of requests; None if all count alike.
+        source: The scores of the source model, 0..1, [samples].
+        candidates: The scores of the candidates on the same samples, [candidates, samples].
+        max_gain: See `Drop`.
+        weights: The weight of each sample, such as its number of requests, or None for equal weights.
     """
     if weights is not None:
         return [_weighted_drop(changes, weights, max_gain) for changes in source - candidates]
@@ -194,8 +194,8 @@ def estimate_mean(scores: Floats, weights: Floats | None = None) -> tuple[float,
     """Return a mean score and its confidence interval, both 0..1.
 
     Args:
-        scores: score [samples] of each sample, 0..1.
-        weights: as for `mean_drops`.
+        scores: The score of each sample, 0..1, [samples].
+        weights: See `mean_drops`.
     """
     (drop,) = mean_drops(np.ones_like(scores), scores[np.newaxis], weights=weights, max_gain=0.0)
     interval = drop.interval()
@@ -242,18 +242,18 @@ def _drop(points: float, changes: Floats, samples: int, max_gain: float = 1.0) -
 
 
 def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
-    """Return the scores of a set with one group of samples left out at a time (jackknife).
+    """Return the scores of a set without one group of samples at a time (jackknife).
 
     Args:
-        score: positions of samples -> their score; raises DataError if they have none.
-        count: number of samples, at least 2.
+        score: Returns the score of the samples at some positions. Raises DataError if they have no score.
+        count: The number of samples, at least 2.
 
     Returns:
-        float64 [groups], at most `MAX_GROUPS` of them: the score without each group; NaN if the remaining
-        samples have no score.
+        The score without each group, float64 [groups], with at most `MAX_GROUPS` groups. NaN if the other
+            samples have no score.
 
     Raises:
-        DataError: for more than half of the groups, the remaining samples have no score.
+        DataError: More than half of these scores are missing.
     """
     size = math.ceil(count / MAX_GROUPS)
     groups = np.random.default_rng(_SEED).permutation(count) * math.ceil(count / size) // count
@@ -276,13 +276,13 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
 
 
 def set_drop(source: float, candidate: float, without: tuple[Floats, Floats], samples: int) -> Drop:
-    """Return the drop of a score over a whole set; its `changes` come from groups left out (jackknife).
+    """Return the drop of a score over a whole set. Its `changes` come from the groups that were left out.
 
     Args:
-        source: score, 0..1.
-        candidate: score, 0..1.
-        without: results of `leave_out` for both models, the source first.
-        samples: number of samples in the set.
+        source: The score of the source model, 0..1.
+        candidate: The score of the candidate, 0..1.
+        without: The results of `leave_out` for the source and the candidate.
+        samples: The number of samples in the set.
     """
     drop = source - candidate
     losses = drop - (without[0] - without[1])

@@ -1,4 +1,4 @@
-"""Notes on evaluation samples from the field: their number, their weights, what they show."""
+"""Describes evaluation samples from the field: their number, their weights and what they show."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from edgekit_toolkit.samples.split import Part
 
 
 def describe_field(part: Part, scores: Scores) -> Iterator[str]:
-    """Yield sentences on the samples from the field and their weights; none without such samples."""
+    """Yield sentences about the samples from the field and their weights, or none without such samples."""
     weights = part.weights
     if weights is None or not part.field_count:
         return

@@ -1,7 +1,7 @@
-"""Peak memory of the chosen candidate on this machine: in a process of its own, and in the service.
+"""Peak memory of the chosen candidate on this machine: in a separate process and in the service.
 
-A model adds to the service as much as to any other process, and a request: inputs of the next call can arrive
-while the last call's are still in memory.
+The service needs as much for a model as any other process, and the inputs of one call: they may arrive while
+the inputs of the last call are still in memory.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MemoryHere:
-    """Memory of a model on this machine.
+    """The memory of a model on this machine.
 
     Attributes:
-        peak: peak memory of a fresh process that opens the model; None if it could not be measured.
-        service_bytes: estimated peak memory of a service with the model; None if there is no memory limit or
-            no estimate.
-        notes: sentences for the user on how the memory was found.
+        peak: The peak memory of a new process that opens the model, or None if it could not be measured.
+        service_bytes: The estimated peak memory of a service with the model, or None without a memory limit
+            or an estimate.
+        notes: Sentences for the user on how the memory was determined.
     """
 
     peak: PeakMemory | None
@@ -61,10 +61,10 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Measure the peak memory of a fresh process here that runs a model; estimate the memory of its service.
+    """Measure the peak memory of a new process that runs a model, and estimate the memory of its service.
 
-    `modelled`: result of `find_memory`. A `PeakMemory` is not measured again. `limit_bytes`: memory limit,
-    infinite if there is none.
+    `modelled` is the result of `find_memory`. A `PeakMemory` is not measured again. `limit_bytes` is the
+    memory limit, or infinity.
     """
     notes = []
     peak = modelled if isinstance(modelled, PeakMemory) else None
@@ -104,25 +104,25 @@ def _describe(memory: MemoryEstimate | PeakMemory, service_bytes: int, limit_byt
 
 
 def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
-    """Estimate the peak memory of a service that serves one model to one client, in bytes.
+    """Estimate the peak memory of a service with one model and one client, in bytes.
 
-    `model_bytes`: memory that the model adds to a process that runs it, estimated or measured.
-    `feeds`: the inputs of one call.
+    `model_bytes` is the memory that the model adds to a process, estimated or measured. `feeds` are the
+    inputs of one call.
 
     Raises:
-        BackendError: as for `measure_service_bytes`.
+        BackendError: See `measure_service_bytes`.
     """
     return measure_service_bytes(engine) + model_bytes + sum(array.nbytes for array in feeds.values())
 
 
 @functools.cache
 def measure_service_bytes(engine: str = "ort") -> int:
-    """Return the largest resident memory of `edgekit-device serve` with one trivial model, in bytes.
+    """Return the peak resident memory of `edgekit-device serve` with a trivial model, in bytes.
 
-    It is measured once in a process: installed software does not change meanwhile.
+    It is measured only once in a process.
 
     Raises:
-        BackendError: the service does not start here, or did not answer.
+        BackendError: The service did not start or did not answer.
     """
     with tempfile.TemporaryDirectory(prefix="edgekit-service-") as name:
         folder = Path(name)
@@ -155,14 +155,14 @@ def _write_package(folder: Path, engine: str) -> Path:
 
 
 def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
-    """Serve a package, answer a few calls, and return the service's largest resident memory, in bytes.
+    """Serve a package, send a few calls, and return the peak resident memory of the service in bytes.
 
-    `package`: signed by one of the keys. `keys`: folder of trusted keys; a socket is made beside it. `feeds`:
-    input name -> array; all calls send the same inputs.
+    `package` must be signed by a key in the folder `keys`. A socket is created beside that folder. `feeds`
+    are the inputs of all calls.
 
     Raises:
-        EdgekitError: the service does not start, or refuses the model or a call.
-        OSError: a file cannot be written.
+        EdgekitError: The service does not start, or refuses the model or a call.
+        OSError: A file cannot be written.
     """
     folder = keys.parent
     socket = str(folder / "socket")

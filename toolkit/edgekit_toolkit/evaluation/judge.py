@@ -1,4 +1,4 @@
-"""Figures of candidates beside their scores: latency here and on the target, memory, energy."""
+"""The figures of candidates other than scores: latency on this machine and the target, memory, energy."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ PROCESSOR_LIMITS: Final = LatencyLimits(
 
 
 def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
-    """Return the latency of each model on this machine, from runs in which the models take turns."""
+    """Return the latency of each model on this machine. The models run in turns."""
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     latency = measure_latency(calls, shorten_limits(LATENCY_LIMITS))
     return [latency[number] for number in calls]
@@ -37,11 +37,10 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
     """Return the processor time of each model here, divided by that of the first model.
 
-    The models run in turns. A ratio compares lower quartiles, which other processes disturb least. The clock
-    of this thread is read, because under `ulimit -t` the clock of the process advances in ticks that are
-    longer than a batch of runs.
+    The models run in turns. A ratio compares lower quartiles, because other processes affect them least. The
+    clock of this thread is used, because under `ulimit -t` the ticks of the process clock are too long.
 
-    `runs`: models with one thread, because waking other threads takes as long as a small model.
+    `runs` are models with one thread, because waking up other threads takes as long as a small model.
     """
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.thread_time)
@@ -51,15 +50,15 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetCosts:
-    """Latency and energy on the target, modelled.
+    """The modelled latency and energy on the target.
 
     Attributes:
-        latency_ms, energy_mj: latency and energy of one inference; None if the model's work cannot be
-            counted.
-        uncertainty: factor by which the ratio of two modelled latencies may be off.
-        source: what the figures are modelled from, for people.
-        latency_label: `calibrated` if the latency comes from times of networks on a real device of this kind.
-        energy_label: `calibrated` if a meter also read the power of that device.
+        latency_ms, energy_mj: The latency and energy of one inference, or None if the work of the model
+            cannot be counted.
+        uncertainty: The factor by which the ratio of two modelled latencies may be wrong.
+        source: The data from which the figures are modelled, as text for the user.
+        latency_label: `calibrated` if the latency is from times of networks on a real device of this kind.
+        energy_label: `calibrated` if the power of that device was also measured.
     """
 
     latency_ms: float | None
@@ -76,10 +75,10 @@ NOT_MODELLED: Final = TargetCosts(latency_ms=None, energy_mj=None, uncertainty=1
 def model_on_target(
     models: Sequence[Model], target: Target, dims: Mapping[str, int], feeds: Feeds
 ) -> list[TargetCosts]:
-    """Return latency and energy of one inference of each model on the target, modelled.
+    """Return the modelled latency and energy of one inference of each model on the target.
 
-    If the target has times of a device with the models' engine, the latency is predicted from these times.
-    Otherwise it comes from a roofline model.
+    If the target has times from a device with the engine of the models, the latency is predicted from these
+    times. Otherwise, it is from a roofline model.
     """
     times = target.device_times
     if (
@@ -126,7 +125,7 @@ def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
-    """Return the work of each kernel; an empty list if it cannot be counted."""
+    """Return the work of each kernel, or an empty list if it cannot be counted."""
     try:
         return model.node_costs(dims)
     except ModelError:
@@ -136,10 +135,10 @@ def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:
 def find_memory(
     model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds
 ) -> MemoryEstimate | PeakMemory | str:
-    """Return the peak memory of a process that runs the model, or why it is unknown.
+    """Return the peak memory of a process that runs the model, or the reason why it is unknown.
 
-    If `Model.estimate_memory` returns an estimate, only the engine's part is measured here. If it returns
-    None (another engine than onnxruntime, or control flow), all of the memory is measured here.
+    If `Model.estimate_memory` returns an estimate, only the memory of the engine is measured. If it returns
+    None (another engine than onnxruntime, or control flow), all of the memory is measured.
     """
     try:
         estimate = model.estimate_memory(dims, blocked_layout=target.arch == "x86_64")

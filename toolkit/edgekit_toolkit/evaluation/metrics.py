@@ -1,13 +1,13 @@
-"""Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
+"""Scores of a model on evaluation samples. All scores are in 0..1, and 1 is the best.
 
-Metrics with `truth` need labels and say how good a model is. The others compare with the outputs of the float
-source model: they say how much packaging changed. A sample in which neither model finds anything has the
-score NaN, as it shows nothing. Boxes are in `detections` and `average_precision`, masks and texts in
-`task_scores`.
+Metrics with `truth` need labels and measure how good a model is. The others compare with the outputs of the
+float source model and measure the effect of packaging. A NaN output scores 0. A sample has the score NaN if
+neither model finds anything in it. See `detections` and `average_precision` for boxes, and `task_scores` for
+masks and texts.
 
-A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
-with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
-called with lists of the outputs of all samples, and returns one score.
+A metric of the user is FILE.py:FUNCTION. The file runs with the permissions of the user. The function takes
+the outputs of a batch and returns a score for each sample. With `FUNCTION.whole_set = True`, it takes lists
+of the outputs of all samples and returns one score.
 """
 
 import hashlib
@@ -66,11 +66,11 @@ class Probes:
     """Outputs of the source model, from which a metric infers their meaning.
 
     Attributes:
-        runs: outputs of each run.
-        samples: samples in each run; None if the first axis of the first output counts them.
-        axes: name of an output whose number of rows depends on the data -> index of the axis that counts
-            rows.
-        stated_layout: layout of the boxes by the package's task; None to infer it.
+        runs: The outputs of each run.
+        samples: The number of samples in each run. None if the first axis of the first output counts them.
+        axes: A dict from the name of an output with a data-dependent number of rows to the index of the axis
+            that counts rows.
+        stated_layout: The layout of the boxes from the task of the package, or None to infer it.
     """
 
     runs: Sequence[Outputs]
@@ -80,7 +80,7 @@ class Probes:
 
     @property
     def stacked(self) -> Outputs:
-        """All runs' outputs, joined along the first axis; the first run's outputs if shapes differ."""
+        """The outputs of all runs, joined along the first axis, or of the first run if shapes differ."""
         shapes = {tuple((name, value.shape) for name, value in run.items()) for run in self.runs}
         if len(shapes) > 1 or not all(value.ndim for value in self.runs[0].values()):
             return self.runs[0]
@@ -94,7 +94,7 @@ class Probes:
 
     @property
     def are_stackable(self) -> bool:
-        """Whether each output has a row for each sample, so that samples may share a run."""
+        """Whether each output has a row for each sample, so that several samples can be in one run."""
         return self.samples is None or all(
             value.shape[:1] == (self.samples,) and value.shape == self.runs[0][name].shape
             for run in self.runs
@@ -103,7 +103,7 @@ class Probes:
 
     @property
     def layout(self) -> BoxLayout | None:
-        """Where the boxes are in the outputs of a detector; None for another model."""
+        """The layout of the boxes in the outputs of a detector, or None for another model."""
         return self.stated_layout or find_layout(self.runs, rows_are_samples=self.rows_are_samples)
 
 
@@ -116,17 +116,16 @@ class Metric:
     """A named score of single samples.
 
     Attributes:
-        name: as the user gave it, or as `auto` chose.
-        title: how messages and reports call it.
-        score: (outputs, outputs of the source model, labels) -> score of each sample, 0..1.
-        truth: type of the labels, `int` for classes or a record of `samples.truth`; None if it reads no
-            labels.
-        outputs: what the outputs must be, in words.
-        suits: whether outputs suit the metric.
-        fit: makes `score` from the source model's outputs on some samples; None if `score` is given.
-        against_source: whether the metric compares with the source model, whose own score is then 1.
-        reads_classes: whether it reads the first output as class scores.
-        note: why `auto` was not sure, for the user.
+        name: The name from the user or from `auto`.
+        title: The name in messages and reports.
+        score: Takes outputs, outputs of the source model and labels. Returns the score of each sample, 0..1.
+        truth: The type of the labels: `int` for classes, a record of `samples.truth`, or None without labels.
+        outputs: A description of suitable outputs.
+        suits: Returns whether outputs suit the metric.
+        fit: Creates `score` from the source model's outputs on some samples. None if `score` is given.
+        against_source: Whether the metric compares with the source model, whose own score is then 1.
+        reads_classes: Whether the metric reads the first output as class scores.
+        note: The reason why `auto` was not sure, for the user.
     """
 
     name: str
@@ -150,13 +149,14 @@ class SetMetric:
     """A named score of a whole set of samples, such as mAP or F1.
 
     Attributes:
-        name, title, truth, outputs, suits: as in `Metric`.
-        score: (results of `reduce` for the candidate, results for the source model, labels) -> score of the
-            set.
-        reduce: (outputs of a sample, its label) -> value that `score` needs.
-        fit: (options of the task, number of classes with a label) -> `reduce`; None if `reduce` is given.
-        task: name of the task whose outputs it reads; empty for any.
-        weighs_copies: whether a sample that occurs twice counts twice, so that samples can have weights.
+        name, title, truth, outputs, suits: See `Metric`.
+        score: Takes the results of `reduce` for the candidate and for the source model, and the labels.
+            Returns the score of the set.
+        reduce: Takes the outputs of a sample and its label. Returns the value that `score` needs.
+        fit: Takes the options of the task and the number of labelled classes. Returns `reduce`. None if
+            `reduce` is given.
+        task: The name of the task whose outputs the metric reads, or empty for any.
+        weighs_copies: Whether a sample that occurs twice counts twice, so that samples can have weights.
     """
 
     name: str
@@ -186,16 +186,16 @@ def find_metric(
 
     Args:
         name: `auto`, a key of `METRICS`, or `FILE.py:FUNCTION` for a metric of the user.
-        probes: outputs of the source model on some samples, or on a batch; `auto` decides by their shapes and
-            values.
-        labelled: whether the evaluation samples have labels.
-        is_generated: whether the samples were generated, so that the values of outputs have no meaning.
-        truth: type of the labels, if there are any: `int` for classes or a record of `samples.truth`.
-        task: the meaning of the outputs, if it is known.
-        labels: number of classes that have a label, or 0.
+        probes: The outputs of the source model on some samples or on a batch. `auto` decides by their shapes
+            and values.
+        labelled: Whether the evaluation samples have labels.
+        is_generated: Whether the samples were generated, so that the values of outputs have no meaning.
+        truth: The type of the labels, if there are any: `int` for classes or a record of `samples.truth`.
+        task: The task of the model, if it is known.
+        labels: The number of labelled classes, or 0.
 
     Raises:
-        DataError: there is no such metric, its labels are missing, or it does not suit the outputs.
+        DataError: There is no such metric, its labels are missing, or it does not suit the outputs.
     """
     if name not in METRICS and ":" in name:
         return _load_metric(name)
@@ -388,7 +388,7 @@ def _sequence(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[
 
 
 def class_scores(probes: Probes) -> str | None:
-    """Name of the first output if it looks like class scores [samples, classes >= 2]; otherwise None."""
+    """The name of the first output if it looks like class scores [samples, classes >= 2], otherwise None."""
     name, first = next(iter(probes.stacked.items()))
     is_scores = first.ndim == 2 and first.shape[1] >= 2 and first.dtype.kind == "f"
     return name if is_scores and probes.rows_are_samples else None

@@ -1,7 +1,7 @@
-"""Scores of candidates on each evaluation sample: one half chooses, the other half is held back.
+"""Scores candidates on evaluation samples. Half of the samples are held back from the choice.
 
-The best of many candidates looks better than it is on the samples that chose it. So its drop is taken on
-held-back samples; `confirmation` has the rule.
+On the samples that were used to choose it, the best of many candidates looks better than it is. Its drop is
+therefore measured on the held-back samples, see `confirmation`.
 """
 
 from collections import Counter
@@ -49,12 +49,12 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Score of one candidate on one set of samples.
+    """The score of one candidate on one set of samples.
 
     Attributes:
-        value: score of the candidate, 0..1.
-        baseline: score of the source model, 0..1.
-        drop: drop from the source's score to the candidate's.
+        value: The score of the candidate, 0..1.
+        baseline: The score of the source model, 0..1.
+        drop: The drop from the score of the source model to that of the candidate.
     """
 
     value: float
@@ -64,11 +64,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Scores on one set of samples.
+    """The scores of all candidates on one set of samples.
 
     Attributes:
-        baseline: score of the source model, 0..1.
-        scores: score of each candidate, 0..1.
+        baseline: The score of the source model, 0..1.
+        scores: The score of each candidate, 0..1.
     """
 
     samples: int
@@ -89,24 +89,23 @@ class PartScores:
         )
 
     def joined(self, added: "PartScores") -> "PartScores":
-        """Return these scores, followed by the scores of further candidates on the same samples."""
+        """Return these scores, followed by the scores of more candidates on the same samples."""
         return replace(self, scores=(*self.scores, *added.scores), drops=(*self.drops, *added.drops))
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores on the evaluation samples.
+    """The scores on the evaluation samples.
 
     Attributes:
-        choosing: scores on the samples by which candidates are chosen.
-        confirmation: scores on the samples held back, which are not used to choose; None with too few
-            samples.
-        spoiled: index of a candidate -> which of its outputs are NaN or infinite where the source model is
-            finite, and on how many samples. Such a candidate must not be used.
-        unjudged: number of samples left out of the scores because no model finds anything in them.
-        outcomes: score of each sample, [models, samples], the source model first; NaN where a model finds
-            nothing. None for a `SetMetric`.
-        weights: weight of each column of `outcomes`; None if all count alike.
+        choosing: The scores on the samples that are used to choose a candidate.
+        confirmation: The scores on the held-back samples, or None if there are too few samples.
+        spoiled: A dict from the index of a candidate to a message. Its outputs are NaN or infinite on some
+            samples where the source model is finite, so it must not be used.
+        unjudged: The number of samples without a score, because no model finds anything in them.
+        outcomes: The score of each sample, [models, samples], with the source model first. NaN where a model
+            finds nothing. None for a `SetMetric`.
+        weights: The weight of each column of `outcomes`, or None for equal weights.
     """
 
     metric: Metric | SetMetric
@@ -123,11 +122,11 @@ class Scores:
 
     @property
     def stated(self) -> PartScores:
-        """The scores that a package states: on the held-back samples, if there are any."""
+        """The scores that a package states, which are on the held-back samples if there are any."""
         return self.confirmation or self.choosing
 
     def without(self, dropped: Collection[int]) -> "Scores":
-        """Return scores without the candidates at these positions; all spoiled ones must be among them."""
+        """Return the scores without the candidates at these positions. They must include all spoiled ones."""
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
         rows = [index + 1 for index in dropped]
         return replace(
@@ -139,7 +138,7 @@ class Scores:
         )
 
     def joined(self, added: "Scores") -> "Scores":
-        """Return these scores, followed by those of further candidates, scored on the same samples."""
+        """Return these scores, followed by the scores of more candidates on the same samples."""
         if isinstance(self.metric, Metric) and self.outcomes is not None and added.outcomes is not None:
             outcomes = np.concatenate([self.outcomes, added.outcomes[1:]])
             hold_back = self.confirmation is not None
@@ -166,21 +165,21 @@ def score_candidates(
     """Return the scores of the source model and of the candidates.
 
     Args:
-        source: the float model as the user gave it, which is also the reference of relative metrics.
-        candidates: candidates to judge; they have the source's inputs and outputs, in its order.
-        part: evaluation samples.
-        metric_name: as for `metrics.find_metric`.
-        inputs: inputs of the source.
-        outputs: outputs of the source.
-        alone: whether candidates run one sample at a time: needed for a fixed batch, or if code ranges depend
-            on the whole batch.
-        progress: called with the number of samples done, and how many there are.
-        task: the meaning of the outputs, if it is known.
-        labels: number of classes that have a label, or 0.
+        source: The float model of the user, which is also the reference of relative metrics.
+        candidates: The candidates, with the inputs and outputs of the source in the same order.
+        part: The evaluation samples.
+        metric_name: The name of the metric, see `metrics.find_metric`.
+        inputs: The inputs of the source.
+        outputs: The outputs of the source.
+        alone: Whether candidates run one sample at a time. This is required for a fixed batch, or if code
+            ranges depend on the whole batch.
+        progress: Called with the number of completed samples and the number of samples.
+        task: The task of the model, if it is known.
+        labels: The number of labelled classes, or 0.
 
     Raises:
-        DataError: the metric does not suit the model or the data.
-        BackendError: a model does not run on a sample.
+        DataError: The metric does not suit the model or the data.
+        BackendError: A model does not run on a sample.
     """
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *candidates)]
@@ -207,10 +206,10 @@ def score_candidates(
 
 
 def spread_feeds(part: Part, count: int = _PROBES) -> list[Feeds]:
-    """Return up to `count` samples at equal distances, as samples often come sorted by class or time.
+    """Return up to `count` samples at equal distances, because samples are often sorted by class or time.
 
     Raises:
-        DataError: there are none.
+        DataError: There are no samples.
     """
     step = max(1, part.count // count)
     feeds = [feeds for feeds, _ in islice(part.stream(1), 0, step * count, step)]
@@ -227,7 +226,7 @@ def take_probes(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> Probes:
-    """Run the source model on `feeds`, for a metric or a task to infer what its outputs mean."""
+    """Run the source model on `feeds`, so that a metric or a task can infer the meaning of its outputs."""
     run = _named(source, [spec.name for spec in outputs])
     probed = [run(sample) for sample in feeds]
     stacked = Batching.of(inputs, in_front=part.in_front).stacked
@@ -358,8 +357,9 @@ def scores_of_table(
 ) -> Scores:
     """Return the scores of a table of outcomes.
 
-    `table`: [models, samples], 0..1, the source model first. `weights`: weight of each sample; None if all
-    count alike. `hold_back`: whether half of the samples are held back, if there are enough.
+    `table` has the scores 0..1, [models, samples], with the source model first. `weights` are the weights of
+    the samples, or None for equal weights. If `hold_back` is True, half of the samples are held back if there
+    are enough.
     """
     parts = []
     max_gain = 0.0 if metric.against_source else 1.0
@@ -372,9 +372,9 @@ def scores_of_table(
 
 
 def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
-    """Return the indices of the samples to choose by, then of the held-back samples if there are any.
+    """Return the indices of the samples used to choose, and of the held-back samples if there are any.
 
-    Samples are held back only if `hold_back` is True and there are enough of them.
+    Samples are held back only if `hold_back` is True and there are enough samples.
     """
     if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
@@ -385,14 +385,14 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
     """Return the columns of a table of outcomes by which candidates can be judged, without NaN.
 
-    NaN for a model means that neither this model nor the source model finds anything in the sample: they
-    agree, so NaN becomes 1. A sample with NaN for all models is left out.
+    NaN means that neither the model nor the source model finds anything in the sample. They agree, so NaN
+    becomes 1. Samples with NaN for all models are omitted.
 
-    `table`: [models, samples], 0..1 or NaN, the source model first. `reference`: outputs of the source model
-    on one of the samples, for messages.
+    `table` has the scores 0..1 or NaN, [models, samples], with the source model first. `reference` are the
+    source model's outputs on one sample, for messages.
 
     Raises:
-        DataError: no sample is left, or the metric gives the source model less than 1 against itself.
+        DataError: No sample remains, or the metric gives the source model less than 1 against itself.
     """
     shapes = ", ".join(f"'{name}' {list(value.shape)}" for name, value in reference.items())
     judged = ~np.isnan(table).all(axis=0)
