@@ -4,9 +4,9 @@ For example:
 
     document                   settings {"month-mb": "50", "power-w": "12"}
                                logs {"request": "r1", "lines": 200}
-    agent                      transfers up to 50 MB a month; writes power-w to a file for the service
+    agent                      transfers up to 50 MB a month, and writes power-w to a file for the service
     report                     {"month-mb": "", "power-w": "this device's owner has fixed it"}
-    document of kind `logs`    once for r1: lines of service and agent, without secrets, compressed
+    document of kind `logs`    the last log lines, without secrets, as the only answer to request r1
 
 No such field can name a file or a command.
 """
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WishFile:
-    """A file with what the fleet wants, written whenever that changes.
+    """A file that tells the service what the fleet wants.
 
     Only the user that runs the agent and the service can read the file.
     """
@@ -140,7 +140,7 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return a dict from each key to the reason why the setting has no effect. The reason may be empty.
+        """Return a dict from each desired key to why it has no effect. An empty text means that it has.
 
         `socket_path` is the socket of the service, or None. `now_s` is the time of the monotonic clock.
         """
@@ -204,10 +204,10 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Return the last 2 · `count` lines, compressed with zlib and encoded in base64.
+    """Compress the last 2 · `count` lines with zlib, and encode them in base64.
 
-    The service and the agent each contribute up to `count` lines. The oldest lines are dropped if the result
-    would exceed 20,000 bytes.
+    The factor 2 is for `count` lines of the service and `count` lines of the agent. The oldest lines are
+    dropped if the result would exceed 20,000 bytes.
     """
     recent = list(lines)[-2 * count :]
     while True:

@@ -1,8 +1,8 @@
 """The journal: the state that must survive a restart, in one file that is always replaced as a whole.
 
-Each step is recorded before it begins and can be repeated, so a power cut costs only time. The file contains
-a digest of its content. A damaged file is renamed, and the device starts with an empty journal: it asks the
-manager for everything, and the slots still know the installed packages.
+Each step is recorded before it begins, and can be repeated after a power cut. The file contains a digest of
+its content. If the file is damaged, it is renamed, and the device starts with an empty journal. The manager
+then sends its document again, and the slots still contain the installed packages.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        age_s: how long the execution has been under way while the agent ran.
+        age_s: age of the execution, without the time when the agent was not running.
         failures: number of consecutive failures of the current step.
-        same_failures: number of the latest consecutive failures with the code of `report`.
+        same_failures: number of consecutive failures with the current code, which is `report.code`.
         retry_age_s: value of `age_s` at which the step is tried again.
     """
 
@@ -78,7 +78,7 @@ class Progress:
         )
 
     def count_same(self, code: str) -> int:
-        """Return how many of the step's latest consecutive failures have this code."""
+        """Return how many times in succession the step has now failed with this code."""
         return self.same_failures if code == self.report.code else 0
 
 
@@ -148,7 +148,7 @@ class Journal:
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:
-        """Make the next number higher than `used`, and return whether it changed.
+        """Make the next sequence number higher than `used`, and return whether the number changed.
 
         A number of 2^52 or more is ignored.
         """
@@ -158,7 +158,7 @@ class Journal:
         return True
 
     def next_sequence(self) -> int:
-        """Return the number of the next document, which is higher than all before, also after a restart.
+        """Return a sequence number for the next document. The numbers always rise, even after a restart.
 
         Raises:
             OutputError: the journal cannot be written.

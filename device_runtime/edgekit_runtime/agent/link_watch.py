@@ -1,6 +1,6 @@
-"""The device's side of the connection to the broker: hello messages, status and certificate renewal.
+"""The device's side of the connection to the broker.
 
-`Presence` publishes the hello messages. `LinkWatch` does the rest.
+`Presence` publishes the hello messages. `LinkWatch` stores the status and renews the certificate.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class Presence:
         self.last_report = 0
 
     def prepare(self) -> None:
-        """Take a new number for the next hello, and set the last will of the next connection."""
+        """Choose the sequence number of the next hello, and set the last will of the next connection."""
         self.renew_number()
         device = self._member.enrolment.device
         will = Hello(device=device, sequence=self._sequence, online=False, runtime=__version__)
@@ -188,10 +188,10 @@ class LinkWatch:
         self._write(LinkStatus(since_at=now if self._status.is_connected else self._status.since_at))
 
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
-        """Renew the certificate if a renewal is due, and return whether there is a new certificate.
+        """Renew the certificate if necessary, and return whether there is a new certificate.
 
-        A renewal is due every 6 h, and when the broker refuses the device. The certificate of a new enrolment
-        of this device also counts as new.
+        This is checked every 6 h, and when the broker refuses the device. The certificate of a new enrolment
+        also counts as new.
 
         Args:
             now_s: time of the monotonic clock.

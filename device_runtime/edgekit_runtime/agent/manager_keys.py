@@ -1,8 +1,8 @@
-"""The manager keys that this device obeys. The newest TUF root that it has verified names these keys.
+"""The manager keys that this device trusts. The newest TUF root that the device has verified names them.
 
-The root is signed by its own keys, which may be kept offline. Neither the fleet's server nor a thief of a
-manager key can therefore change whom a device obeys. A device begins with the root from its enrolment. The
-process that follows newer roots writes their manager keys to `manager-keys.json` in the agent's folder. The
+The root is signed by its own keys, which may be kept offline. Therefore neither the fleet's server nor a
+thief of a manager key can change the trusted keys. A device begins with the root from its enrolment. The
+process that downloads newer roots writes their manager keys to `manager-keys.json` in the agent's folder. The
 agent reads this file, so that it need not load a TUF library.
 """
 

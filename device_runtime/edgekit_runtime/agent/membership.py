@@ -61,7 +61,7 @@ class Membership:
 
     Attributes:
         folder: folder that contains the key, the certificate and the enrolment.
-        stamp: stamp of the enrolment, which changes with each enrolment and renewal, see `read_stamp`.
+        stamp: a value that changes with each enrolment and renewal, see `read_stamp`.
     """
 
     enrolment: Enrolment
@@ -75,7 +75,7 @@ class Membership:
         return make_context(self.enrolment.authority, str(certificate), str(key), trusted_time=trusted_time)
 
     def make_download_context(self, trusted_time: TrustedTime | None = None) -> ssl.SSLContext:
-        """Return a TLS context for packages. If a CDN serves them, it also trusts public authorities."""
+        """Return a TLS context for downloads. It trusts public authorities if a CDN serves the packages."""
         context = self.make_context(trusted_time)
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
@@ -84,7 +84,7 @@ class Membership:
         return context
 
     def read_time(self, folder: Path, clock: Callable[[], float] = time.time) -> TrustedTime:
-        """Return a `TrustedTime` that knows the journal's document. `clock` returns seconds since 1970."""
+        """Return the trusted time, based on the journal. `clock` returns seconds since 1970."""
         trusted_time = TrustedTime(self.enrolment.certificate, folder, clock)
         trusted_time.note(read_journal(folder / "journal.json").known_time_s)
         return trusted_time
@@ -129,11 +129,12 @@ def _read_key(pem: str) -> bytes:
 
 
 class ResumingContext(ssl.SSLContext):
-    """A TLS context that resumes its last session, which costs the broker a third of a full handshake.
+    """A TLS context that resumes its last session, to save the broker the cost of a full handshake.
 
-    The context uses the trusted time to check that certificates have not expired. It accepts a certificate of
-    the fleet's authority that is not valid yet, because then this device's clock is behind. With public
-    authorities, OpenSSL also checks certificates by the clock, unless the clock is certainly wrong.
+    The context uses the trusted time to check that certificates have not expired. A certificate of the
+    fleet's authority that is not valid yet is accepted, because it means that this device's clock is behind.
+    With public authorities, OpenSSL also checks certificates by the clock, unless the clock is certainly
+    wrong.
 
     Attributes:
         trusted_time: see `TrustedTime`.
@@ -183,7 +184,7 @@ class EndedCertificateError(ssl.SSLCertVerificationError):
     """The certificate of a server has expired according to the trusted time.
 
     Attributes:
-        least_s: lower bound of the time, in seconds since 1970, if the clock is behind it, else None.
+        least_s: lower bound of the time, in seconds since 1970. None if the clock is not behind this bound.
     """
 
     def __init__(self, trusted_time: TrustedTime) -> None:

@@ -69,7 +69,7 @@ class MqttLink:
         received: queue of received messages, see `LinkMessage`.
         will: payload of the last will of the next connection. The agent replaces it after each hello.
         reconnect_s: period over which devices spread their reconnections.
-        problem: why there is no connection, or why the last one ended, or None if neither is known.
+        problem: why there is no connection or why the last connection ended, or None if this is unknown.
     """
 
     def __init__(self, device: str, brokers: Sequence[str], context: ssl.SSLContext) -> None:

@@ -1,13 +1,13 @@
-"""The documents that this device obeys, which are signed by the manager's keys.
+"""Accepts the documents that are signed by the manager's keys.
 
-A separate process verifies the repository's metadata and follows the root, which names the manager's keys. It
-does so at each download, and when this module asks for a refresh. This module asks once a day, and when a
-document is signed by an unknown key, because the manager may have a new key. The document waits for this
-refresh.
+The root metadata of the repository names these keys. A separate process refreshes the metadata at each
+download, and when this module asks for it. This module asks once a day, and when a document is signed by an
+unknown key, because the manager may have a new key. The document waits until the refresh has ended.
 
-Anybody at the broker can send such documents. Therefore each refresh that brings no new key doubles the pause
-before the next one, until a day has passed without such documents. After a change of keys all devices receive
-a document with the new key at once, so their refreshes are delayed by a random time.
+Anybody at the broker can send documents with unknown keys. Therefore each refresh that brings no new key
+doubles the pause before the next refresh, until a day has passed without such documents. After a change of
+keys, all devices receive a document with the new key at the same time. Each device therefore delays its
+refresh by a random time.
 """
 
 import random
@@ -49,7 +49,7 @@ class ObeyedDocuments:
     def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if the document waits for a refresh of the metadata.
 
-        Only the newest document with an unknown key waits, because the manager sends its document again.
+        Only the newest document with an unknown key waits. It replaces a document that is already waiting.
 
         Args:
             payload: the envelope.

@@ -57,8 +57,8 @@ class NextSteps:
     Attributes:
         executions: records to write to the journal before a step begins, one per model.
         superseded: executions that newer executions have replaced.
-        steps: possible steps, the most urgent first. A model may have two steps: `unload`, and another that
-            runs even if the service refuses to unload.
+        steps: possible steps, the most urgent first. A model may have the step `unload` and a second step,
+            which runs even if the service refuses to unload.
         status, because: status to report and the reason for it.
     """
 

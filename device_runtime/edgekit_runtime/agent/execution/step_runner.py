@@ -71,7 +71,7 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return the execution (or '') and the result of each step that has ended since the last call."""
+        """Return the steps that have ended since the last call, as pairs of execution (or '') and result."""
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -89,7 +89,7 @@ class StepRunner:
         """Return how many bytes the last download, refresh or upload transferred.
 
         Returns:
-            The execution or '', the bytes since the last call, and the size of the downloaded file so far.
+            The execution or '', the bytes transferred since the last call, and the size of the partial file.
         """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
@@ -110,8 +110,8 @@ class StepRunner:
         """Stop the current step if it is no longer needed.
 
         Args:
-            downloading: executions that may download now.
-            under_way: executions that have not ended. Their other steps may continue.
+            downloading: executions whose download may continue.
+            under_way: executions whose steps other than a download may continue.
         """
         step = self._step
         if step is None or step.desired_model is None:
