@@ -266,11 +266,11 @@ class Authority:
 
 
 def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
-    """Return the authority, with a server certificate for the names in the settings; missing files are made.
+    """Return the authority, with a server certificate for the names in the settings. Create missing files.
 
     Raises:
-        ConfigError: a file is malformed.
-        OutputError: the folder cannot be written.
+        ConfigError: A file is malformed.
+        OutputError: The folder cannot be written.
     """
     authority = Authority(folder.identity)
     names = (*settings.names, *(split_address(address)[0] for address in settings.brokers), *_LOCAL_NAMES)

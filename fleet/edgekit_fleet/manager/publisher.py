@@ -1,7 +1,7 @@
-"""Desired documents: made from a device's models and settings, numbered, signed, stored, and then sent.
+"""Makes the desired documents of devices from their models and settings: numbers, signs and stores them.
 
-A document is written only if its content has changed, the old one is about to expire, or the manager's key
-was exchanged.
+A document is only written if its content has changed, the old document is about to expire, or the manager's
+key was rotated.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ _KEY_ID: Final = re.compile(r'"key_id": ?"(\w+)"')  # not within a text, whose q
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A desired document to be published.
+    """A desired document to publish.
 
     Attributes:
-        version: its `$version`.
+        version: The `$version` of the document.
     """
 
     device: str
@@ -50,7 +50,7 @@ class Outgoing:
 
 
 class Publisher:
-    """Makes the documents of the devices in an index."""
+    """Makes the desired documents of the devices in an index."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Publisher:
         self._longest_s = desired_life_s + CLOCK_STEP_S
 
     def follow_key(self) -> bool:
-        """Sign with the manager's current key from now on; return True if the key has changed.
+        """Use the manager's current key from now on. Return True if the key has changed.
 
         Raises:
-            PackageError: there is no key.
+            PackageError: There is no key.
         """
         key = self._read_key()
         is_new = key is not self._key
@@ -90,10 +90,10 @@ class Publisher:
         return is_new
 
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
-        """Make, store and return new documents for devices whose wanted state has changed.
+        """Make, store and return new documents for devices whose desired state has changed.
 
-        Publish them after the commit. A call makes a limited number; the next call continues. `now`: seconds
-        since 1970.
+        Publish the documents after the commit. Their number is limited, and the next call continues. `now` is
+        in seconds since 1970.
         """
         due = session.execute(self._select_due()).all()
         if not due:
@@ -159,17 +159,17 @@ class Publisher:
         )
 
     def note_published(self, outgoing: Iterable[Outgoing], now: float) -> None:
-        """Note in the index that these documents were published at `now`, in seconds since 1970."""
+        """Record in the index that documents were published at `now`, in seconds since 1970."""
         for message in outgoing:
             entry = self._index.devices.get(message.device)
             if entry is not None:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the stored documents of devices that hold an older document.
+        """Return the stored documents for the given devices that have an older document.
 
-        If a device holds a newer document than the store, the store was restored from a backup. The device's
-        next document then gets a higher number, and the audit log gets an alarm.
+        If a device has a newer document than the store, the store was restored from a backup. The device's
+        next document then gets a higher number, and an alarm is written to the audit log.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:
@@ -184,7 +184,7 @@ class Publisher:
         )
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
-        """Return the newest documents of devices, except documents signed by an older key of the manager."""
+        """Return the newest documents of devices, except those signed with an older key of the manager."""
         outgoing = []
         for begin in range(0, len(devices), 500):
             statement = select(DesiredRow.device, DesiredRow.version, DesiredRow.envelope).where(
@@ -198,14 +198,14 @@ class Publisher:
         return outgoing
 
     def renew(self, session: Session, devices: Sequence[str]) -> None:
-        """Mark the documents of devices, so that `make_due` writes them again even with the same content."""
+        """Mark the documents of devices, so that `make_due` writes new ones even without changes."""
         mark_due(session, devices, content_sha256="")  # no content has this digest
 
     def mark_expiring(self, session: Session, now: float) -> None:
-        """Mark documents that are past half of their life, so that `make_due` writes them again.
+        """Mark documents that are past half of their lifetime, so that `make_due` writes new ones.
 
-        It also marks documents that an older key of the manager signed, and documents that are valid for too
-        long because the clock was ahead when they were written. `now`: seconds since 1970.
+        Documents with an older key of the manager are marked too, and documents with too long a lifetime,
+        which were written while the clock was ahead. `now` is in seconds since 1970.
         """
         ends = DesiredRow.expires_at
         expiring = (

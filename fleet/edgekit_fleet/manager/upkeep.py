@@ -1,4 +1,4 @@
-"""Work of the manager on slow clocks: repository and samples every ten minutes, old figures every hour."""
+"""Periodic tasks of the manager: repository and samples every ten minutes, and old figures every hour."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class RepositoryUpkeep:
     """Signs and cleans the repository, and deletes old samples.
 
-    It runs in its own task, so that it does not delay the heartbeats of the manager's loop.
+    This runs in its own task, so it does not delay the heartbeats of the manager's loop.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class RepositoryUpkeep:
         self._refreshed_at = self._cleaned_at = float("-inf")  # of the monotonic clock
 
     def rejoin(self) -> None:
-        """Let the next `begin` refresh at once, since this manager has joined again."""
+        """Make the next `begin` refresh at once, because this manager has joined again."""
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:
-        """Begin a refresh in the background unless a refresh runs; return the expiries from the last refresh.
+        """Start a refresh in the background unless one is running. Return the expiries of the last refresh.
 
-        The result is empty while a refresh runs, and after a refresh that failed or was not due. `now`:
-        seconds since 1970.
+        The result is empty while a refresh is running, and after a refresh that failed or was not due. `now`
+        is in seconds since 1970.
         """
         last = self._task
         if last is not None and not last.done():
@@ -118,7 +118,7 @@ class RepositoryUpkeep:
 
 
 class FigureUpkeep:
-    """Deletes old figures, some devices at a time."""
+    """Deletes old figures, for a few devices at a time."""
 
     def __init__(self, index: DeviceIndex) -> None:
         """Begin with the first device."""
@@ -127,9 +127,9 @@ class FigureUpkeep:
         self._begun_at = float("-inf")
 
     def forget_next(self, session: Session, now: float) -> None:
-        """Delete old figures of the next devices in the index; each hour a new pass over the index begins.
+        """Delete the old figures of the next few devices. Each hour, it starts again with the first device.
 
-        `now`: seconds since 1970.
+        `now` is in seconds since 1970.
         """
         devices = list(itertools.islice(self._devices, _DEVICES_AT_ONCE))
         if not devices and now - self._begun_at >= _FIGURES_S:

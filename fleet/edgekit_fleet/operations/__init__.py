@@ -1,1 +1,1 @@
-"""Operations on a fleet, used by the commands, the HTTP interface and the console; one file for each noun."""
+"""The operations on a fleet, which the commands, the HTTP interface and the console share."""

@@ -1,4 +1,4 @@
-"""Bundles for devices without a network: write bundles, and take in the results that come back."""
+"""Bundles for devices without a network: writing bundles, and importing the results of devices."""
 
 import base64
 import json
@@ -38,8 +38,8 @@ class WrittenBundle:
     """The contents of a bundle.
 
     Attributes:
-        refused: (device, reason) for each device that the selector matches and the bundle leaves out.
-        expires_at: time after which devices refuse it, in seconds since 1970.
+        refused: The (device, reason) of each device that matches the selector but is not in the bundle.
+        expires_at: The time after which devices refuse the bundle, in seconds since 1970.
     """
 
     devices: tuple[str, ...]
@@ -51,11 +51,11 @@ class WrittenBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionResult:
-    """The outcome of taking in a file of results.
+    """The outcome of importing a file of results.
 
     Attributes:
-        accepted: messages that were taken in.
-        refused: reason -> number of messages.
+        accepted: The number of accepted messages.
+        refused: The number of refused messages for each reason.
     """
 
     path: Path
@@ -67,14 +67,14 @@ class CollectionResult:
 def write_bundle(
     folder: FleetFolder, store: Store, release: str, selector: str, path: Path, *, actor: str
 ) -> WrittenBundle:
-    """Write a file with everything that devices need to reach a release without a network.
+    """Write a file with everything that devices without a network need to install a release.
 
-    A rollout decides which devices get the release, and the manager signs; a bundle only carries it.
+    The devices must already be in a rollout of the release, and the manager must have signed their documents.
 
     Raises:
-        FleetError: no such release, a malformed selector, or no device wants the release.
-        OutputError: the bundle cannot be written.
-        PackageError: the repository is not whole, or the bundle would be over 4 GiB.
+        FleetError: There is no such release, the selector is malformed, or no device is to get the release.
+        OutputError: The bundle cannot be written.
+        PackageError: The repository is incomplete, or the bundle would be larger than 4 GiB.
     """
     now, chosen, refused = time.time(), {}, []
     signing_key_id = key_id(ManagerKey(folder).read().public_key())
@@ -141,13 +141,13 @@ def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryvi
 
 
 def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[CollectionResult]:
-    """Take in files of results as if their messages came over the broker; return the outcome of each file.
+    """Import files of results as if their messages came from the broker. Return the outcome of each file.
 
-    Each message is numbered and signed by its device, so anybody may copy a file, and taking it in twice has
+    Each message is numbered and signed by its device. So anybody may copy a file, and importing it twice has
     no effect.
 
     Raises:
-        FleetError: a file does not hold results; results of earlier files stay stored.
+        FleetError: A file does not contain results. The results of earlier files stay imported.
     """
     documents = []
     for path in paths:

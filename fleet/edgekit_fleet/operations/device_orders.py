@@ -1,4 +1,4 @@
-"""What people ask of a device itself: other settings, and the last lines of its logs."""
+"""Orders to a single device: changed settings, and requests for its last log lines."""
 
 import secrets
 import time
@@ -21,13 +21,13 @@ _PAUSE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLog:
-    """The last lines of the logs of a device.
+    """The last log lines of a device.
 
     Attributes:
-        device, lines, asked_at, asked_by, answered_at: see `DeviceLogRow`.
-        source: `journal`; or `memory`, which lacks lines from before a restart.
-        refusal: why the device refuses to send logs, or empty.
-        text: the lines, the oldest first, without secrets; foreign text.
+        device, lines, asked_at, asked_by, answered_at: See `DeviceLogRow`.
+        source: `journal`, or `memory`, which has no lines from before a restart.
+        refusal: The reason why the device refuses to send logs, or empty.
+        text: The lines, oldest first, without secrets. The text is untrusted.
     """
 
     device: str
@@ -41,10 +41,10 @@ class DeviceLog:
 
 
 def change_settings(store: Store, device: str, changes: Mapping[str, str], *, actor: str) -> None:
-    """Change settings of a device. An empty value removes a setting: the device then uses its own value.
+    """Change settings of a device. With an empty value, the device uses its own setting again.
 
     Raises:
-        FleetError: there is no such device or setting, or a value is wrong.
+        FleetError: There is no such device or setting, or a value is invalid.
     """
     faults = [
         find_fault(key, value)
@@ -61,11 +61,11 @@ def change_settings(store: Store, device: str, changes: Mapping[str, str], *, ac
 
 
 def ask_for_logs(store: Store, device: str, lines: int, *, actor: str) -> DeviceLog:
-    """Ask a device for the last lines of its logs, in place of an earlier request; `find_log` has the answer.
+    """Request the last log lines of a device. `find_log` returns the answer. An earlier request is replaced.
 
     Raises:
-        FleetError: there is no such device.
-        RequestError: 429, it was asked just now.
+        FleetError: There is no such device.
+        RequestError: 429, the last request was made just now.
     """
     now = time.time()
     request = LogRequest(request=secrets.token_hex(8), lines=lines)
@@ -87,8 +87,8 @@ def find_log(store: Store, device: str) -> DeviceLog:
     """Return the newest request for the logs of a device, with its answer.
 
     Raises:
-        FleetError: there is no such device.
-        NotFoundError: nobody has asked.
+        FleetError: There is no such device.
+        NotFoundError: There is no request.
     """
     with store.snapshot() as session:
         find_device(session, device)

@@ -1,4 +1,4 @@
-"""Devices by selector, a page at a time; the store does the search, so it may hold 100,000 devices."""
+"""Finds devices by selector, one page at a time. The database does the search, even in 100,000 devices."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ Special: TypeAlias = Literal["", "silent", "expiring"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which devices to find.
+    """The devices to find. An empty field matches all devices.
 
     Attributes:
-        selector: text of a selector, such as `class=rpi5 and site=lyon`; empty for all.
-        status: only devices with this status; empty for all.
-        special: `silent`: only devices without a message for a week; `expiring`: only devices whose
-            certificate ends within a month; empty: all.
+        selector: A selector, such as `class=rpi5 and site=lyon`.
+        status: The status of the devices.
+        special: `silent` finds devices without a message for a week. `expiring` finds devices whose
+            certificate expires within a month.
     """
 
     selector: str = ""
@@ -38,10 +38,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePage:
-    """Some of the devices that were found.
+    """A page of the devices that were found.
 
     Attributes:
-        after: argument `after` of `find_devices` for the next page; empty on the last one.
+        after: The argument `after` of `find_devices` for the next page. It is empty on the last page.
     """
 
     rows: Sequence[DeviceRow]
@@ -58,20 +58,19 @@ def find_devices(
     counts: Mapping[tuple[str, bool], int] | None = None,
     max_listed: int = 5000,
 ) -> DevicePage:
-    """Return a page of devices in the order of `ATTENTION`; within a status, connected devices come first.
+    """Return a page of devices in the order of `ATTENTION`, with connected devices first in each status.
 
     Args:
-        session: session of the store.
-        search: which devices.
-        by_name: whether to sort by name instead.
-        after: `DevicePage.after` of the page before; empty for the first page.
-        limit: most devices of a page.
-        counts: result of `count_devices`, to skip empty groups and choose the faster query; or None.
-        max_listed: if `counts` sums to more devices than this, SQLite looks attributes up in the index, see
-            `selector_sql.Lookup`.
+        session: A session of the store.
+        search: The devices to find.
+        by_name: Whether to sort by name instead.
+        after: The `DevicePage.after` of the previous page, or empty for the first page.
+        limit: The maximum number of devices on the page.
+        counts: The result of `count_devices` or None. It speeds up the search.
+        max_listed: The number of devices above which SQLite uses an index (see `selector_sql.Lookup`).
 
     Raises:
-        FleetError: the selector is malformed.
+        FleetError: The selector is malformed.
     """
     lookup: Lookup = "index" if counts is not None and sum(counts.values()) > max_listed else "names"
     condition = _make_condition(session, search, lookup)
@@ -105,10 +104,10 @@ def find_devices(
 
 
 def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], int]:
-    """Return (status, is_online) -> number of devices that `search` finds; its `status` is ignored.
+    """Return the number of devices for each (status, is_online). The `status` of `search` is ignored.
 
     Raises:
-        FleetError: the selector is malformed.
+        FleetError: The selector is malformed.
     """
     total = None
     if search.selector.strip() and not search.special:

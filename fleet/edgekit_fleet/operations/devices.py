@@ -1,4 +1,4 @@
-"""Devices: invite, list, describe, explain, tag, revoke."""
+"""Operations on devices: invite, list, describe, explain, tag, revoke."""
 
 import math
 import time
@@ -41,12 +41,12 @@ _CLOCK_DIGITS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """A one-time code.
+    """A one-time code for a device.
 
     Attributes:
-        device: name that it grants.
-        code: code for `edgekit-device enroll --code`.
-        expires_at: seconds since 1970.
+        device: The name of the device.
+        code: The code for `edgekit-device enroll --code`.
+        expires_at: The time of expiry, in seconds since 1970.
     """
 
     device: str
@@ -59,9 +59,9 @@ class DeviceSummary:
     """A device in a list.
 
     Attributes:
-        name, target, tags, status, because, is_online, last_seen_at: see `DeviceRow`; a revoked one has the
-            status `revoked`.
-        models: model -> version that it reports.
+        name, target, tags, status, because, is_online, last_seen_at: See `DeviceRow`. A revoked device has
+            the status `revoked`.
+        models: A dict from model to the version that the device reports.
     """
 
     name: str
@@ -76,19 +76,18 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDetail:
-    """Everything known about a device.
+    """All information about a device.
 
     Attributes:
-        summary: as in a list.
-        why: what the device runs, what it should run, and what stands in the way, in words.
-        facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: see `DeviceRow`.
-        desired_sent, desired_held: `$version` of the document that was sent, and of the one that the device
-            holds.
-        desired: model -> version that it should run.
-        executions: newest attempts to run a version (`ExecutionRow`), as plain values.
-        reported: its last report as plain values, or None.
-        streams: the streams that it should run, without passwords.
-        settings: the settings that it should have.
+        summary: The entry of the device in a list.
+        why: A text about the version that the device runs, the desired version, and any obstacle.
+        facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: See `DeviceRow`.
+        desired_sent, desired_held: The `$version` of the last document sent, and of the device's document.
+        desired: A dict from model to desired version.
+        executions: The newest attempts to run a version (`ExecutionRow`), as plain values.
+        reported: The last report of the device as plain values, or None.
+        streams: The desired streams, without passwords.
+        settings: The desired settings.
     """
 
     summary: DeviceSummary
@@ -118,20 +117,20 @@ def invite(
     tags: Mapping[str, str] | None = None,
     life_s: float = 86_400.0,
 ) -> list[Invitation]:
-    """Make a one-time code for each of these devices; if one is refused, none is made.
+    """Make a one-time code for each of these devices, or none at all if one is refused.
 
     Args:
-        store: store of the fleet.
-        settings: settings of the fleet.
-        authority: authority of the fleet.
-        names: names of the devices.
-        actor: who invites.
-        target: target of their packages, or empty where the devices state it.
-        tags: tags that they get.
-        life_s: how long the codes are valid, in seconds.
+        store: The store of the fleet.
+        settings: The settings of the fleet.
+        authority: The authority of the fleet.
+        names: The names of the devices.
+        actor: The actor who invites the devices.
+        target: The target of their packages, or empty if the devices state it.
+        tags: The tags of the devices.
+        life_s: The lifetime of the codes in seconds.
 
     Raises:
-        ConfigError: a name is malformed or taken, or a tag is malformed.
+        ConfigError: A name is malformed or taken, or a tag is malformed.
     """
     invitations = []
     with store.transaction() as session:
@@ -145,10 +144,10 @@ def invite(
 def page_devices(
     store: Store, selector: str, *, after: str = "", limit: int = 100
 ) -> tuple[list[DeviceSummary], str | None]:
-    """Return a page of devices sorted by name, and the name after which the next page begins, or None.
+    """Return a page of devices sorted by name, and the `after` of the next page, or None on the last page.
 
     Raises:
-        FleetError: the selector is malformed.
+        FleetError: The selector is malformed.
     """
     with store.snapshot() as session:
         page = find_devices(session, Search(selector=selector), by_name=True, after=after, limit=limit)
@@ -156,10 +155,10 @@ def page_devices(
 
 
 def describe(store: Store, name: str) -> DeviceDetail:
-    """Return everything known about a device.
+    """Return all information about a device.
 
     Raises:
-        FleetError: there is no such device.
+        FleetError: There is no such device.
     """
     with store.snapshot() as session:
         row = session.get(DeviceRow, name)
@@ -197,11 +196,11 @@ def describe(store: Store, name: str) -> DeviceDetail:
 
 
 def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
-    """Set some tags of a device, and keep its others; an empty value removes a tag.
+    """Set some tags of a device. Its other tags are kept, and an empty value removes a tag.
 
     Raises:
-        FleetError: there is no such device.
-        ConfigError: a tag is malformed.
+        FleetError: There is no such device.
+        ConfigError: A tag is malformed.
     """
     enrolment.check_tags({key: value for key, value in tags.items() if value})
     with store.transaction() as session:
@@ -213,10 +212,10 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
 
 
 def revoke(store: Store, name: str, actor: str, why: str) -> None:
-    """Shut a device out; the manager ends its connection within seconds.
+    """Revoke a device. The manager closes its connection within seconds.
 
     Raises:
-        FleetError: there is no such device, or it is revoked already.
+        FleetError: There is no such device, or it is already revoked.
     """
     with store.transaction() as session:
         enrolment.revoke(session, name, actor, why)

@@ -1,4 +1,4 @@
-"""Probes a broker with certificates of this fleet, and lists everything of the fleet that expires."""
+"""Checks a broker with certificates of this fleet, and lists everything in the fleet that expires."""
 
 import socket
 import ssl
@@ -17,15 +17,15 @@ _DEVICES = ("edgekit-doctor-1", "edgekit-doctor-2")
 
 
 def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], ...]) -> list[Finding]:
-    """Check a broker with certificates of this fleet; return a finding for each check.
+    """Check a broker with certificates of this fleet, and return the finding of each check.
 
     Args:
-        authority: signs certificates for the checks; None probes without TLS.
-        addresses: host and port of the broker, or of nodes of one cluster.
+        authority: The authority that signs the certificates, or None to connect without TLS.
+        addresses: The host and port of the broker, or of each node of a cluster.
 
     Raises:
-        ConfigError: `authority` is None, and a broker runs on another machine.
-        TransportError: the broker cannot be reached, or refuses a client.
+        ConfigError: `authority` is None, and a broker is on another machine.
+        TransportError: The broker cannot be reached, or refuses a client.
     """
     if authority is None and any(host not in ("127.0.0.1", "::1", "localhost") for host, _ in addresses):
         raise ConfigError("without TLS only a broker on this machine may be probed")
@@ -41,26 +41,26 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
 
 
 def find_expiries(folder: FleetFolder) -> list[Expiry]:
-    """Return everything of a fleet that expires, the earliest first.
+    """Return everything in a fleet that expires, earliest first.
 
-    Further managers have no repository, so they leave out its metadata.
+    The folder of an additional manager has no repository, so its metadata are not included there.
 
     Raises:
-        ConfigError: a certificate cannot be read.
-        PackageError: the repository cannot be read.
+        ConfigError: A certificate cannot be read.
+        PackageError: The repository cannot be read.
     """
     repository = None if folder.has_joined else open_repository(folder)
     return list_expiries(Authority(folder.identity), repository)
 
 
 def probe_own() -> list[Finding]:
-    """Check a mosquitto that has the configuration of `fleet up`; return the findings.
+    """Check a mosquitto with the configuration of `fleet up`, and return the findings.
 
-    It is started for the checks on a free port, with its own certificate authority.
+    The broker is started for the checks on a free port, with its own certificate authority.
 
     Raises:
         ConfigError: mosquitto is not installed.
-        TransportError: it does not start.
+        TransportError: mosquitto does not start.
     """
     with tempfile.TemporaryDirectory(prefix="edgekit-doctor-") as path:
         folder = FleetFolder(Path(path))

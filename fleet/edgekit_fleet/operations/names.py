@@ -1,4 +1,4 @@
-"""Names that people give to releases, rollouts and webhooks, and their order in lists."""
+"""Checks the names of releases, rollouts and webhooks, and sorts them in lists."""
 
 import re
 from typing import Final
@@ -13,10 +13,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(kind: str, name: str) -> None:
-    """Check that a name can stand in a path and a URL; `kind`, such as `release`, names it in the error.
+    """Check that a name can be used in a path and a URL. `kind`, such as `release`, is used in the error.
 
     Raises:
-        FleetError: the name is malformed, or is an address of the console.
+        FleetError: The name is malformed, or is an address of the console.
     """
     if name == _PAGE:
         raise FleetError(f"{kind} name '{name}' is an address of the console; choose another name")
@@ -28,10 +28,10 @@ def check_name(kind: str, name: str) -> None:
 
 
 def follows(kind: type[ReleaseRow] | type[RolloutRow], created_at: float, name: str) -> ColumnElement[bool]:
-    """Return the SQL condition for the rows after a given row, in a list with the newest first.
+    """Return the SQL condition for the rows that follow a row in a list, newest first.
 
-    `created_at`, `name`: time (seconds since 1970) and name of the given row. Rows of the same time are
-    sorted by name.
+    `created_at` is the time of the row in seconds since 1970, and `name` is its name. Rows with equal times
+    are sorted by name.
     """
     is_next = and_(kind.created_at == created_at, kind.name > name)
     return or_(kind.created_at < created_at, is_next)

@@ -53,11 +53,11 @@ def read_audit(
     """Return the newest entries of the audit log, oldest first.
 
     Args:
-        store: store of the fleet.
-        subject: only entries about this device, release or rollout; None for all.
-        action: only actions that begin with this, such as `rollout` or `alarm.`; None for all.
-        limit: most entries to return.
-        before: only entries with a smaller number; None for all.
+        store: The store of the fleet.
+        subject: The device, release or rollout of the entries, or None for all entries.
+        action: A prefix of the actions, such as `rollout` or `alarm.`, or None for all entries.
+        limit: The maximum number of entries.
+        before: The number before which the entries end, or None for the newest entries.
     """
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
     if subject is not None:
@@ -71,10 +71,10 @@ def read_audit(
 
 
 def find_audit_break(store: Store) -> int | None:
-    """Check the audit log; return the number of the first entry that was changed, or None if none was.
+    """Check the audit log. Return the number of the first entry that was changed, or None.
 
     Raises:
-        RequestError: 429, it is being checked already: a million entries take half a minute.
+        RequestError: 429, another check is running. A million entries take half a minute.
     """
     if not one_check.acquire(blocking=False):
         raise RequestError(429, "the audit log is being checked; wait for the result", retry_after_s=30)
@@ -86,16 +86,16 @@ def find_audit_break(store: Store) -> int | None:
 
 
 def back_up(folder: FleetFolder, path: Path) -> None:
-    """Write settings, authority, keys, repository and store of a fleet, even while it runs, into a file.
+    """Write the settings, authority, keys, repository and store of a fleet to a file, even while it runs.
 
-    A PostgreSQL database is not part of the file: dump it first, with its own tools.
+    A PostgreSQL database is not included. Dump it first, with its own tools.
 
-    The file gives control of the fleet, so only its owner can read it. Devices may be ahead of a restored
-    backup: the manager then continues from their state, and writes an alarm to the audit log.
+    The file gives control over the fleet, so only its owner can read it. Devices may be ahead of a restored
+    backup. The manager then continues from their state, and writes an alarm to the audit log.
 
     Raises:
-        ConfigError: there is no fleet.
-        OutputError: the file exists or cannot be written.
+        ConfigError: There is no fleet.
+        OutputError: The file exists or cannot be written.
     """
     if path.exists():
         raise OutputError(f"{path} exists; choose a new file")
@@ -122,18 +122,18 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
     """Restore a fleet from a backup into an empty folder.
 
-    A further manager of a fleet on PostgreSQL gets its folder in this way, too.
+    This also creates the folder of an additional manager for a fleet on PostgreSQL.
 
     Args:
-        folder: an empty one, or one that does not exist.
-        path: path of the backup.
-        database: URL of PostgreSQL, which holds the store from now on. A store in the backup is copied into
-            that database; if the backup has no store, the database must hold it already.
+        folder: A folder that is empty or does not exist.
+        path: The path of the backup.
+        database: The URL of a PostgreSQL database. A store in the backup is copied into it. If the backup has
+            no store, the database must already contain it.
 
     Raises:
-        ConfigError: the folder is not empty; the file is no backup; the backup and the database both hold a
-            fleet's store, or neither does.
-        OutputError: the folder or the database cannot be written.
+        ConfigError: The folder is not empty, or the file is not a backup. The backup and the database both
+            contain a fleet's store, or neither does.
+        OutputError: The folder or the database cannot be written.
     """
     if database and not database.startswith(("postgresql://", "postgres://")):
         raise ConfigError("the database is not one of PostgreSQL: expected postgresql://USER@HOST/NAME")

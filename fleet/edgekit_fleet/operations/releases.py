@@ -1,4 +1,4 @@
-"""Releases: make, list, withdraw."""
+"""Operations on releases: make, list, withdraw."""
 
 import itertools
 import math
@@ -44,12 +44,12 @@ class ReleaseSummary:
     """A release.
 
     Attributes:
-        name, note, created_at, created_by: name and note of the release, when and by whom it was made.
-        is_withdrawn: whether no rollout may use it.
-        is_encrypted: whether only devices that may run it can read its packages.
-        packages: (model, version, target, size in bytes) of each package.
-        deltas: (model, target, version to start from, size in bytes) of each delta. Instead of an unknown
-            version: begin of the old package's digest. Empty for a coded file, which needs no old package.
+        name, note, created_at, created_by: See `ReleaseRow`.
+        is_withdrawn: Whether no rollout may use the release.
+        is_encrypted: Whether only devices that may run the packages can read them.
+        packages: The (model, version, target, size in bytes) of each package.
+        deltas: The (model, target, old version, size in bytes) of each delta. For an unknown version, it is
+            the start of the old package's digest. It is empty for a coded file, which needs no old package.
     """
 
     name: str
@@ -75,29 +75,28 @@ def make_release(
     encrypt: bool | None = None,
     allow_plain: bool = False,
 ) -> ReleaseSummary:
-    """Make a release of packages; devices can fetch it from now on, but no device is told to.
+    """Make a release of packages. Devices can download it from now on, but only rollouts install it.
 
-    For an encrypted release the repository gets only ciphertext; each package has its own new key and name.
+    The packages of an encrypted release are stored as ciphertext. Each package has a new key and name.
 
     Args:
-        folder: folder of the fleet.
-        store: store of the fleet.
-        trust: keys whose packages may be released.
-        paths: paths of the packages; at most one for each model and target.
-        actor: who releases.
-        name: name of the release; today's date and a number by default.
-        note: note to show.
-        min_agreement: least agreement with the version before, 0..1, for a release that disagrees by design;
-            by default see `find_agreement`.
-        encrypt: whether to encrypt the packages; by default as the fleet's settings say.
-        allow_plain: whether a plain package may follow an encrypted version of its model.
+        folder: The folder of the fleet.
+        store: The store of the fleet.
+        trust: The keys whose packages may be released.
+        paths: The paths of the packages, at most one for each model and target.
+        actor: The actor who makes the release.
+        name: The name of the release, by default today's date and a number.
+        note: A note to show.
+        min_agreement: The minimum agreement with the previous version, from 0 to 1. See `find_agreement`.
+        encrypt: Whether to encrypt the packages. By default, the settings of the fleet decide.
+        allow_plain: Whether a plain package may follow an encrypted version of its model.
 
     Raises:
-        FleetError: there are two packages of one model for one target; the name is taken; a plain package
-            would follow an encrypted one; or a package to encrypt was released plain before.
-        PackageError: a package is malformed, or its name is released with other content.
-        SignatureError: a package is not signed by a trusted key.
-        OutputError: the repository or the store cannot be written.
+        FleetError: There are two packages of one model for one target. The name is taken. A plain package
+            would follow an encrypted one. A package to encrypt was released as plain before.
+        PackageError: A package is malformed, or its name was released with other content.
+        SignatureError: A package is not signed with a trusted key.
+        OutputError: The repository or the store cannot be written.
     """
     if name:
         check_name("release", name)
@@ -288,10 +287,10 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
-    """Return the least agreement with the version before, 0 to 1, from the figures of a package's manifest.
+    """Return the minimum agreement with the previous version, from 0 to 1, for a package.
 
-    This is the default limit, less the score that the package lost against its source model on real
-    samples. None if `figures` has no `score` on real samples.
+    This is the default limit, minus the loss of score against the source model on real samples. It is None if
+    `figures`, from the package's manifest, have no `score` on real samples.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -306,14 +305,14 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 
 
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
-    """Withdraw a release: no rollout may use it, and no device can fetch it.
+    """Withdraw a release. No rollout may use it, and no device can download it any more.
 
-    A device that runs the release keeps it, and a device with the release in its spare slot may return to it.
-    A day later the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
+    Devices that run the release keep it, and devices with the release in their spare slot may return to it.
+    After a day, the manager deletes the files that no other release uses (see `TufRepository.remove_unused`).
 
     Raises:
-        FleetError: there is no such release, or an open rollout uses it.
-        OutputError: the repository or the store cannot be written.
+        FleetError: There is no such release, or an open rollout uses it.
+        OutputError: The repository or the store cannot be written.
     """
     find_release(store, name)
     repository, now = open_repository(folder), time.time()
@@ -344,7 +343,7 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
     """Return the summary of a release.
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: There is no release of that name.
     """
     with store.snapshot() as session:
         summaries = summarize_releases(
@@ -356,15 +355,15 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
 
 
 def list_releases(store: Store, *, after: str = "", limit: int | None = None) -> list[ReleaseSummary]:
-    """Return releases, the newest first.
+    """Return releases, newest first.
 
     Args:
-        store: store of the fleet.
-        after: name of the release after which the list begins; empty to begin with the newest.
-        limit: most entries to return.
+        store: The store of the fleet.
+        after: The name of the release after which the list begins. If empty, it begins with the newest.
+        limit: The maximum number of releases.
 
     Raises:
-        NotFoundError: there is no release `after`.
+        NotFoundError: There is no release `after`.
     """
     statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc(), ReleaseRow.name).limit(limit)
     if after:
@@ -418,20 +417,20 @@ def summarize_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[Rel
 def rotate_keys(
     folder: FleetFolder, store: Store, roles: Sequence[str], *, actor: str, root_folder: Path | None = None
 ) -> None:
-    """Exchange the keys of roles of the repository, see `TufRepository.rotate`; the audit log says so.
+    """Rotate keys of the repository, and record this in the audit log. See `TufRepository.rotate`.
 
     Args:
-        folder: folder of the fleet.
-        store: store of the fleet.
-        roles: `manager`, `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty signs the root
-            again.
-        actor: who orders it.
-        root_folder: folder of the root's private keys; by default the folder of all other keys.
+        folder: The folder of the fleet.
+        store: The store of the fleet.
+        roles: `manager`, `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`. If empty, the root is
+            only signed again.
+        actor: The actor who rotates the keys.
+        root_folder: The folder of the root's private keys, by default the folder of all other keys.
 
     Raises:
-        FleetError: a role is unknown; or further managers run, each with a copy of the manager's key.
-        SignatureError: too few keys of the root are there.
-        OutputError: the folder cannot be written.
+        FleetError: A role is unknown, or there are additional managers with copies of the manager's key.
+        SignatureError: Too few keys of the root are available.
+        OutputError: The folder cannot be written.
     """
     repository = open_repository(folder)
     if MANAGER_ROLE in roles:

@@ -1,4 +1,4 @@
-"""Rollouts: plan, start, order, list, describe, replay; and the effects of changed tags on them."""
+"""Operations on rollouts: plan, start, order, list, describe, replay, and the effects of tag changes."""
 
 import bisect
 import itertools
@@ -48,13 +48,13 @@ _LEAST_ANSWER_S: Final = 60.0  # of a step, beside the times that the rollout it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """What a rollout would do.
+    """The effect of a rollout.
 
     Attributes:
-        planned: devices that get packages, in the order of the names.
-        refused: devices that the selector matches and that get nothing.
-        waves: number of devices that have the release at the end of each wave.
-        min_agreement: least agreement with the version before, for the gate.
+        planned: The devices that get packages, sorted by name.
+        refused: The devices that match the selector but get no packages.
+        waves: The number of devices that have the release at the end of each wave.
+        min_agreement: The minimum agreement with the previous version, for the gate.
     """
 
     release: str
@@ -66,19 +66,19 @@ class RolloutPlan:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes that all devices together download."""
+        """The total size of the downloads of all devices."""
         return sum(planned_device.bytes for planned_device in self.planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """What a rollout would do, without an object for each device.
+    """The effect of a rollout, without an object for each device.
 
     Attributes:
-        planned: (plan of one device, names of all devices that get the same packages).
-        refused: (why one device gets nothing, names of all devices with the same reason).
-        devices: how many devices get packages.
-        settings: settings that the rollout would have.
+        planned: The plan of one device, and the names of all devices that get the same packages.
+        refused: The reason of one device without packages, and the names of all devices with that reason.
+        devices: The number of devices that get packages.
+        settings: The settings of the rollout.
     """
 
     planned: tuple[tuple[DevicePlan, Sequence[str]], ...]
@@ -159,13 +159,13 @@ class StartRollout(PlanRollout):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """The present state of a rollout.
+    """The current state of a rollout.
 
     Attributes:
-        name, release, selector, state, because, created_at, created_by, ended_at: see `RolloutRow`.
-        wave: the open wave, from 1.
-        waves: number of devices that have the release at the end of each wave.
-        members: state of devices in the rollout -> number of devices.
+        name, release, selector, state, because, created_at, created_by, ended_at: See `RolloutRow`.
+        wave: The number of the open wave, from 1.
+        waves: The number of devices that have the release at the end of each wave.
+        members: A dict from device state to the number of devices.
     """
 
     name: str
@@ -182,10 +182,11 @@ class RolloutSummary:
 
 
 def plan_rollout(store: Store, request: StartRollout) -> RolloutPlan:
-    """Return what a rollout would do; changes nothing.
+    """Return the effect of a rollout without starting it.
 
     Raises:
-        FleetError: no such release, a malformed selector or waves, or an option is wrong.
+        FleetError: There is no such release, the selector or the waves are malformed, or an option is
+            invalid.
     """
     with store.snapshot() as session:
         packages = read_packages(session, request.release)
@@ -203,10 +204,10 @@ def plan_rollout(store: Store, request: StartRollout) -> RolloutPlan:
 
 
 def sum_plan(store: Store, request: StartRollout) -> PlanSummary:
-    """Return what a rollout would do, as `plan_rollout` does, summed over groups of equal devices.
+    """Return the effect of a rollout as `plan_rollout` does, summarized for groups of equal devices.
 
     Raises:
-        FleetError: as from `plan_rollout`.
+        FleetError: See `plan_rollout`.
     """
     with store.snapshot() as session:
         packages = read_packages(session, request.release)
@@ -223,10 +224,10 @@ def sum_plan(store: Store, request: StartRollout) -> PlanSummary:
 
 
 def start_rollout(store: Store, request: StartRollout, actor: str) -> str:
-    """Start a rollout and freeze its cohort; return the rollout's name.
+    """Start a rollout with a fixed cohort of devices, and return its name.
 
     Raises:
-        FleetError: as from `plan_rollout`; or no device gets anything, or the name is taken.
+        FleetError: As for `plan_rollout`, or no device gets any package, or the name is taken.
     """
     now = time.time()
     selector = parse_selector(request.selector)
@@ -297,7 +298,7 @@ def _explain_empty_cohort(request: StartRollout, refused: Sequence[DeviceRefusal
 
 
 def propose_name(session: Session, release: str) -> str:
-    """Return a free name for the next rollout of a release, such as `RELEASE-r2`."""
+    """Return an unused name for the next rollout of a release, such as `RELEASE-r2`."""
     rollout_count = session.scalar(
         select(func.count()).select_from(RolloutRow).where(RolloutRow.release == release)
     )
@@ -373,19 +374,19 @@ def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
 def give_order(
     store: Store, name: str, order: Order, actor: str, *, note: str = "", allow_plain: bool = False
 ) -> RolloutSummary:
-    """Order a rollout to go on, pause, or go back at the manager's next turn; return its state before that.
+    """Give an order to a rollout for the manager's next turn. Return its state before the order.
 
     Args:
-        store: store of the fleet.
-        name: name of the rollout.
-        order: `approve`, `pause`, `resume`, or `abort`, which also rolls back a rollout that has ended well.
-        actor: who orders.
-        note: note for the audit log.
-        allow_plain: whether a rollback takes devices from an encrypted version back to a plain one, too.
+        store: The store of the fleet.
+        name: The name of the rollout.
+        order: `approve`, `pause`, `resume`, or `abort`, which also rolls back a rollout that has succeeded.
+        actor: The actor who gives the order.
+        note: A note for the audit log.
+        allow_plain: Whether a rollback may return devices from an encrypted version to a plain one.
 
     Raises:
-        FleetError: there is no such rollout, or it cannot do that now. An abort after the end also fails if
-            later rollouts have decided on all its devices, or if it would restore a plain version.
+        FleetError: There is no such rollout, or its state does not allow the order. After the end, an abort
+            also fails if later rollouts control all devices, or if it would restore a plain version.
     """
     with store.transaction() as session:
         row = find_row(session, name, will_change=True)
@@ -423,10 +424,10 @@ def give_order(
 
 
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
-    """Return the models that an abort would take back from an encrypted version to a plain one.
+    """Return the models that an abort would return from an encrypted version to a plain one.
 
-    The result is empty before the rollout's end: until then the plain version is still on the device, and a
-    bad release must go back at once.
+    It is empty before the end of the rollout. Until then, the plain version is still on the device, and a bad
+    release must be rolled back at once.
     """
     if row.state != "succeeded":
         return []
@@ -480,15 +481,15 @@ def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:
 
 
 def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) -> list[RolloutSummary]:
-    """Return rollouts, the newest first.
+    """Return rollouts, newest first.
 
     Args:
-        store: store of the fleet.
-        after: name of the rollout after which the list begins; empty to begin with the newest.
-        limit: most entries to return.
+        store: The store of the fleet.
+        after: The name of the rollout after which the list begins. If empty, it begins with the newest.
+        limit: The maximum number of rollouts.
 
     Raises:
-        NotFoundError: there is no rollout `after`.
+        NotFoundError: There is no rollout `after`.
     """
     statement = select(RolloutRow).order_by(RolloutRow.created_at.desc(), RolloutRow.name).limit(limit)
     with store.snapshot() as session:
@@ -506,10 +507,10 @@ def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) ->
 
 
 def find_rollout(store: Store, name: str) -> RolloutSummary:
-    """Return the present state of a rollout.
+    """Return the current state of a rollout.
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: There is no rollout of that name.
     """
     with store.snapshot() as session:
         row = find_row(session, name)
@@ -520,10 +521,10 @@ def find_rollout(store: Store, name: str) -> RolloutSummary:
 
 
 def replay_rollout(store: Store, name: str) -> list[Difference]:
-    """Make the decisions of a rollout again from its log; return those that differ. There should be none.
+    """Repeat the decisions of a rollout from its log, and return those that differ. There should be none.
 
     Raises:
-        FleetError: there is no such rollout, or its log is damaged.
+        FleetError: There is no such rollout, or its log is damaged.
     """
     with store.snapshot() as session:
         find_row(session, name)
@@ -532,17 +533,18 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 
 
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each open rollout that a change of a device's tags would affect.
+    """Return a sentence for each open rollout that is affected by a change of a device's tags.
 
-    Either the device would join. Or the device stays in the cohort, but the selector no longer matches.
+    The change can add the device. The selector can also stop matching a device in the cohort, which stays
+    there.
 
     Args:
-        store: store of the fleet.
-        device: name of the device whose tags change.
-        tags: new values; an empty one removes the tag.
+        store: The store of the fleet.
+        device: The name of the device.
+        tags: The new tags. An empty value removes the tag.
 
     Raises:
-        FleetError: there is no such device.
+        FleetError: There is no such device.
     """
     with store.snapshot() as session:
         row = find_device(session, device)
@@ -569,10 +571,10 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
 
 
 def find_row(session: Session, name: str, *, will_change: bool = False) -> RolloutRow:
-    """Return the row of a rollout; with `will_change` it is locked until the transaction ends.
+    """Return the row of a rollout. With `will_change`, it is locked until the transaction ends.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError: There is no rollout of that name.
     """
     row = session.get(RolloutRow, name, with_for_update=will_change or None)
     if row is None:

@@ -1,6 +1,6 @@
-"""A whole fleet on one machine: authority, repository, store, broker, web server and manager.
+"""Runs a whole fleet on one machine: authority, repository, store, broker, web server and manager.
 
-Broker and database may be elsewhere, and further managers may join.
+The broker and the database may be on other machines, and additional managers may join.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ class RunningFleet:
     """The parts of a running fleet.
 
     Attributes:
-        broker: our own broker, or None if others run it.
-        loop: the manager's loop; its `run` manages the fleet.
-        is_new: whether the fleet was made just now.
+        broker: The fleet's own broker, or None if it runs elsewhere.
+        loop: The manager's loop. Its `run` manages the fleet.
+        is_new: Whether the fleet was just created.
     """
 
     folder: FleetFolder
@@ -51,20 +51,20 @@ def start(
     joins: bool = False,
     root_folder: Path | None = None,
 ) -> Iterator[RunningFleet]:
-    """Start a fleet and make missing files; its parts end with the block. `RunningFleet.loop` manages it.
+    """Start a fleet, and stop it at the end of the `with` block. Missing files are created.
 
     Args:
-        folder: folder of the fleet.
-        settings: settings, which the folder keeps.
-        decide: replaces the decisions on rollouts, in tests.
-        joins: whether this is a further manager of a running fleet; needs `store_url` and `brokers`.
-        root_folder: folder for the root's keys of a new fleet; by default the folder of its other keys.
+        folder: The folder of the fleet.
+        settings: The settings, which are stored in the folder.
+        decide: A replacement for the decisions about rollouts, for tests.
+        joins: Whether this is an additional manager, which requires `store_url` and `brokers`.
+        root_folder: The folder for the root's keys of a new fleet, by default that of its other keys.
 
     Raises:
-        ConfigError: the settings are wrong, or mosquitto is missing; or as from `FleetFolder.hold`.
-        UnavailableError: another manager is in charge.
-        TransportError: a port is taken.
-        OutputError: the folder cannot be written.
+        ConfigError: The settings are invalid, or mosquitto is missing. See also `FleetFolder.hold`.
+        UnavailableError: Another manager is active.
+        TransportError: A port is taken.
+        OutputError: The folder cannot be written.
     """
     _check_settings(settings, joins=joins)
     is_new = not folder.has_settings

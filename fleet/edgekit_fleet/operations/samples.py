@@ -1,4 +1,4 @@
-"""Samples from the field: switch on, order, stop, list, read, delete."""
+"""Operations on samples from the field: switch on or off, order, stop, list, read, delete."""
 
 import secrets
 import time
@@ -52,13 +52,13 @@ class StartSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrderStatus:
-    """An order of samples, and what has come of it.
+    """An order to send samples, and its state.
 
     Attributes:
-        id, model, selector, triggers, per_day, max_bytes, created_at, created_by, ends_at: see
+        id, model, selector, triggers, per_day, max_bytes, created_at, created_by, ends_at: See
             `SampleOrderRow`.
         state: `active`, `stopped` or `ended`.
-        samples: number of its samples that are stored.
+        samples: The number of stored samples of the order.
     """
 
     id: str
@@ -76,13 +76,13 @@ class SampleOrderStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatus:
-    """Whether the fleet collects samples, and what it has.
+    """Whether the fleet collects samples, and what it has collected.
 
     Attributes:
-        days, max_bytes: see `SampleSettingRow`.
-        samples, size_bytes: number and size of all stored samples.
-        by_trigger: kind of trigger -> number of samples that it drew.
-        orders: the newest first.
+        days, max_bytes: See `SampleSettingRow`.
+        samples, size_bytes: The number and total size of the stored samples.
+        by_trigger: A dict from kind of trigger to the number of its samples.
+        orders: The orders, newest first.
     """
 
     is_on: bool
@@ -96,7 +96,7 @@ class SampleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSummary:
-    """A sample in a list; see `SampleRow`."""
+    """A sample in a list. See `SampleRow`."""
 
     id: str
     device: str
@@ -113,12 +113,12 @@ class SampleSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleChoice:
-    """Which samples are meant; an empty field means all.
+    """A choice of samples. An empty field matches all samples.
 
     Attributes:
-        order: identifier of an order.
-        trigger: kind of a trigger that drew them.
-        older_than_days: only samples that came at least so many days ago.
+        order: The id of an order.
+        trigger: The kind of trigger that selected the samples.
+        older_than_days: The minimum number of days since the samples were received.
     """
 
     ids: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class SampleChoice:
         return self == SampleChoice()
 
     def condition(self) -> ColumnElement[bool]:
-        """Return the SQL condition on `SampleRow` for the samples that are meant."""
+        """Return the SQL condition on `SampleRow` for the chosen samples."""
         equal = {
             name: value for name in ("model", "device", "version", "order") if (value := getattr(self, name))
         }
@@ -159,15 +159,15 @@ def switch(
     max_bytes: int | None = None,
     actor: str,
 ) -> None:
-    """Let the fleet collect samples, or stop that. Stored samples stay.
+    """Switch the collection of samples on or off. Stored samples are kept.
 
-    A missing key is made in `vault`. `days`: days for which samples are stored. `max_bytes`: limit of all
-    samples together. Both stay if they are None. `actor`: who decides.
+    A missing key is created in `vault`. `days` is how long samples are stored, and `max_bytes` is the maximum
+    size of all samples. If they are None, they are not changed.
 
     Raises:
-        FleetError: this manager has joined another machine's fleet.
-        ConfigError: the key cannot be read.
-        OutputError: the key cannot be written.
+        FleetError: This manager has joined the fleet of another machine.
+        ConfigError: The key cannot be read.
+        OutputError: The key cannot be written.
     """
     public_key = vault.make_key()
     with store.transaction() as session:
@@ -185,12 +185,13 @@ def switch(
 
 
 def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
-    """Return the triggers of a text such as `uncertain:0.1 or drift or random:5`.
+    """Return the triggers in a text such as `uncertain:0.1 or drift or random:5`.
 
-    The number may be missing. It is the threshold for `uncertain`; for others, the most samples a day.
+    The number is optional. For `uncertain` it is the threshold, and for others the maximum number of samples
+    a day.
 
     Raises:
-        FleetError: a trigger is unknown, or what follows its colon is no number.
+        FleetError: A trigger is unknown, or the text after its colon is not a number.
     """
     triggers = []
     for part in text.split(" or "):
@@ -207,10 +208,10 @@ def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
 
 
 def start(store: Store, request: StartSamples, *, actor: str) -> SampleOrderStatus:
-    """Order samples of a model from all devices that a selector matches now or later.
+    """Order samples of a model from all devices that match a selector, now or later.
 
     Raises:
-        FleetError: the fleet collects no samples, the selector is malformed, or there are too many orders.
+        FleetError: The fleet collects no samples, the selector is malformed, or there are too many orders.
     """
     parse_selector(request.selector)
     if request.window is not None:
@@ -253,10 +254,10 @@ def start(store: Store, request: StartSamples, *, actor: str) -> SampleOrderStat
 
 
 def stop(store: Store, order_id: str, *, actor: str) -> SampleOrderStatus:
-    """End an order of samples, and return its state; the samples that it collected stay stored.
+    """Stop an order of samples, and return its state. Its samples are kept.
 
     Raises:
-        NotFoundError: there is no such order, or it was stopped.
+        NotFoundError: There is no such order, or it was already stopped.
     """
     with store.transaction() as session:
         row = session.get(SampleOrderRow, order_id)
@@ -271,7 +272,7 @@ def stop(store: Store, order_id: str, *, actor: str) -> SampleOrderStatus:
 
 
 def read_status(store: Store) -> SampleStatus:
-    """Return whether the fleet collects samples, with its newest 200 orders and counts of samples."""
+    """Return whether the fleet collects samples, with the 200 newest orders and the numbers of samples."""
     now = time.time()
     with store.snapshot() as session:
         setting = session.get(SampleSettingRow, SETTING)
@@ -289,7 +290,7 @@ def read_status(store: Store) -> SampleStatus:
 
 
 def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
-    """Return kind of trigger -> number of samples. A sample that several triggers drew counts for each."""
+    """Return the number of samples for each kind of trigger. A sample can have several triggers."""
     counts = dict.fromkeys(TRIGGERS, 0)
     statement = (
         select(SampleRow.triggers, func.count()).where(choice.condition()).group_by(SampleRow.triggers)
@@ -303,12 +304,12 @@ def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
 def page_samples(
     session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
 ) -> tuple[list[SampleSummary], str | None]:
-    """Return a page of samples, the newest first, and the `after` for the next page (None on the last).
+    """Return a page of samples, newest first, and the `after` of the next page, or None on the last page.
 
-    `after`: identifier of the last sample of the page before; empty for the first page.
+    `after` is the id of the last sample of the previous page, or empty for the first page.
 
     Raises:
-        NotFoundError: the sample `after` was deleted.
+        NotFoundError: The sample `after` was deleted.
     """
     statement: Select[Any] = select(SampleRow).where(choice.condition())
     order = tuple_(SampleRow.received_at, SampleRow.id)
@@ -324,10 +325,10 @@ def page_samples(
 
 
 def read(store: Store, vault: SampleVault, sample_id: str, *, actor: str) -> tuple[SampleSummary, Sample]:
-    """Decrypt a stored sample; return it with its summary. The audit log says who read it.
+    """Decrypt a stored sample, and return it with its summary. The audit log records the access.
 
     Raises:
-        NotFoundError: there is no such sample.
+        NotFoundError: There is no such sample.
         RequestError: 422, its file is damaged.
     """
     with store.transaction() as session:
@@ -340,7 +341,7 @@ def read(store: Store, vault: SampleVault, sample_id: str, *, actor: str) -> tup
 
 
 def open_sample(vault: SampleVault, sample_id: str) -> Sample:
-    """Decrypt a stored sample; the caller has to record the reading in the audit log, as `read` does.
+    """Decrypt a stored sample. The caller must record the access in the audit log, as `read` does.
 
     Raises:
         RequestError: 422, its file is damaged.
@@ -352,11 +353,11 @@ def open_sample(vault: SampleVault, sample_id: str) -> Sample:
 
 
 def delete(store: Store, vault: SampleVault, choice: SampleChoice, *, actor: str) -> int:
-    """Delete the samples that `choice` means, files first; return their number.
+    """Delete the chosen samples, files first, and return their number.
 
     Raises:
-        FleetError: the choice means all samples of the fleet.
-        OutputError: a file cannot be deleted; files before it are deleted.
+        FleetError: All samples of the fleet are chosen.
+        OutputError: A file cannot be deleted. The files before it are deleted.
     """
     if choice.is_all:
         raise FleetError("say which samples: by ids, model, device, version, order, trigger or age")

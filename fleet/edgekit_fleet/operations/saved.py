@@ -1,4 +1,4 @@
-"""Filters of devices, and windows in which devices switch, kept under names for all users."""
+"""Saved device filters and switching windows, which have names and are shared by all users."""
 
 import time
 from typing import Any, Final, TypeAlias
@@ -27,56 +27,56 @@ def check_window(window: str) -> None:
     """Check that a window has the form `01:00-04:00` and is not empty.
 
     Raises:
-        FleetError: the window is malformed or empty.
+        FleetError: The window is malformed or empty.
     """
     if not is_window(window):
         raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00, or is empty")
 
 
 def list_queries(session: Session) -> list[SavedQueryRow]:
-    """Return all saved filters of devices, by name."""
+    """Return all saved device filters, sorted by name."""
     return list(session.scalars(select(SavedQueryRow).order_by(SavedQueryRow.name)))
 
 
 def list_windows(session: Session) -> list[SavedWindowRow]:
-    """Return all saved windows, by name."""
+    """Return all saved windows, sorted by name."""
     return list(session.scalars(select(SavedWindowRow).order_by(SavedWindowRow.name)))
 
 
 def save_query(store: Store, name: str, selector: str, actor: str) -> None:
-    """Save a selector under a name for all users, in place of the selector that had this name.
+    """Save a selector under a name for all users. An earlier selector of that name is replaced.
 
     Raises:
-        FleetError: the name is empty or too long, the selector malformed, or there are too many.
+        FleetError: The name is empty or too long, the selector is malformed, or there are too many.
     """
     parse_selector(selector)
     _save(store, SavedQueryRow, name, actor, selector=selector)
 
 
 def save_window(store: Store, name: str, window: str, actor: str) -> None:
-    """Save a window, as `01:00-04:00` of a device's local time, in place of the window that had this name.
+    """Save a window, such as `01:00-04:00` in a device's local time, or replace the window of that name.
 
     Raises:
-        FleetError: the name is empty or too long, the window malformed, or there are too many.
+        FleetError: The name is empty or too long, the window is malformed, or there are too many.
     """
     check_window(window)
     _save(store, SavedWindowRow, name, actor, window=window)
 
 
 def remove_query(store: Store, name: str, actor: str) -> None:
-    """Forget a filter.
+    """Delete a saved filter.
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: There is no filter of that name.
     """
     _remove(store, SavedQueryRow, name, actor)
 
 
 def remove_window(store: Store, name: str, actor: str) -> None:
-    """Forget a window; rollouts that began with it keep it.
+    """Delete a saved window. Rollouts that were started with it keep it.
 
     Raises:
-        FleetError: there is none of that name.
+        FleetError: There is no window of that name.
     """
     _remove(store, SavedWindowRow, name, actor)
 

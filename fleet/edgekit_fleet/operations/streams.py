@@ -1,4 +1,4 @@
-"""Streams that the fleet wants of single devices: set, remove, list."""
+"""Operations on the desired streams of single devices: set, remove, list."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,10 +16,10 @@ from edgekit_runtime.protocol.streams import StreamOptions, check_fleet_streams,
 
 
 def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *, actor: str) -> None:
-    """Let a device run a stream; an earlier stream of this name is replaced.
+    """Set a desired stream of a device. An earlier stream of that name is replaced.
 
     Raises:
-        FleetError: there is no such device, or its streams are beyond a limit.
+        FleetError: There is no such device, or its streams exceed a limit.
     """
     with store.transaction() as session:
         row = find_device(session, device)
@@ -35,10 +35,10 @@ def set_stream(store: Store, device: str, name: str, settings: StreamOptions, *,
 
 
 def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
-    """Let a device end a stream that `set_stream` has ordered.
+    """Remove a desired stream from a device, which then stops the stream.
 
     Raises:
-        FleetError: there is no such device, or no such stream was ordered.
+        FleetError: There is no such device, or it has no such desired stream.
     """
     with store.transaction() as session:
         row = find_device(session, device)
@@ -50,7 +50,7 @@ def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
 
 
 def read_streams(plain: Mapping[str, object]) -> dict[str, StreamOptions]:
-    """Return name -> stream for the value of `DeviceRow.streams`, with passwords."""
+    """Return the streams in a `DeviceRow.streams` by name, including passwords."""
     return {name: from_plain(StreamOptions, settings, name) for name, settings in sorted(plain.items())}
 
 
