@@ -1,4 +1,4 @@
-"""Runs the demo: starts server and device, changes the link, loads and kills the server, and records.
+"""Runs the demo: starts server and device, changes the link, and loads and kills the server.
 
 The package must exist already. The caller gets each new state, for example to display it.
 """

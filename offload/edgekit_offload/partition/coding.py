@@ -38,7 +38,7 @@ class CutCoding:
         wide_values: The largest size of tensors that get 16-bit codes with a single range instead.
         min_samples: The number of samples needed to estimate how the coding changes answers, or 0 if it is
             exact.
-        max_cuts: The maximum number of further cuts with this coding to measure besides the best. Codings
+        max_cuts: The maximum number of cuts with this coding that are measured besides the best one. Codings
             with None share one limit.
     """
 

@@ -155,7 +155,7 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-        """The values of all tensors in three runs: with batch 1, with batch 2 if free, and with other inputs.
+        """The values of all tensors in runs with batch 1, with batch 2 if possible, and with other inputs.
 
         The model is run because shape inference does not support all operators of onnxruntime.
 
@@ -205,8 +205,8 @@ class SourceModel:
 
         Args:
             sizes: The sizes of free dimensions by name, 1 by default.
-            varied: Whether to multiply floats by `vary_values`. They are in 0..1 otherwise. This changes
-                sizes that depend on values.
+            varied: Whether to change floats by `vary_values`, which also changes sizes that depend on them.
+                Otherwise they are in 0..1.
 
         Raises:
             CutError: onnxruntime does not run the model.

@@ -60,7 +60,7 @@ def compare(
     *,
     kernels: int,
 ) -> PlanningResult:
-    """Return the result of planning, with scores and a table of the candidates that are the best somewhere.
+    """Return the result of planning, with scores and a table of the candidates that are sometimes the best.
 
     There must be at least one candidate. `kernels` is the number of kernels of the model, or 0 if it cannot
     be cut.

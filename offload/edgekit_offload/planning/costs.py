@@ -293,10 +293,7 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     are live at that time must fit (`device_bytes`). A kernel needs no limit if it depends on a kernel with at
     least as much live memory, because that kernel is on the device too.
 
-    A tensor counts if it is made on the device, and after its last reader only if it is sent. Given that the
-    kernel of a limit is on the device, some tensors certainly count and others possibly. The bound is raised
-    by the bytes of the latter, and the kernel costs the bytes of both. Therefore, only the weights are
-    limited if the kernel is elsewhere.
+    A tensor counts if it is made on the device. After its last reader, it counts only if it is sent.
     """
     graph = costs.graph
     first, last = _lifetimes(graph)
@@ -309,6 +306,9 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
         may_be_sent[:, read] = np.logical_or.reduceat(~graph.ancestors[:, readers], starts, axis=1)
     numbers = np.arange(len(graph.kernels))[:, np.newaxis]
     is_used, is_over = (first <= numbers) & (numbers <= last), last < numbers
+    # If the kernel of a limit is on the device, some live tensors surely count, and others may count. The
+    # bound is raised by the bytes of the second group, and the kernel costs the bytes of both. So if the
+    # kernel is elsewhere, only the weights are limited.
     surely = (needed & is_used) @ costs.raw_bytes
     loose = (~needed & is_used, may_be_sent & is_over)
     most = surely + (loose[0] | loose[1]) @ costs.raw_bytes

@@ -173,8 +173,8 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
     Args:
         search: The settings.
         base: The plans without a cut. A cut must improve on the best of them.
-        progress: Called with the name of the step, and the number of conditions solved and in total. The
-            numbers are None if they are unknown.
+        progress: Called with the name of the step, the number of solved conditions, and the number of all.
+            Unknown numbers are None.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

@@ -84,7 +84,7 @@ def find_cuts(
         conditions: The links and loads. No link may be down.
         goal: The objective.
         pinned: Whether a tensor must not leave the device, bool [tensors].
-        progress: Called with the number of conditions solved and in total.
+        progress: Called with the number of solved conditions and the number of all.
         compares_up_to: As for `Cuts`.
 
     Raises:

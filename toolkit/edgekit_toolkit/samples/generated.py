@@ -1,4 +1,4 @@
-"""Generates random inputs that are the same for a seed on every machine and with every numpy version.
+"""Generates random inputs. A seed gives the same inputs on all machines and with all numpy versions.
 
 The inputs are for trial runs of a model. They cannot replace calibration or evaluation data (see `source`).
 The module also finds sizes for the free dimensions of a model by trial runs.
@@ -90,7 +90,7 @@ def bind_dims(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, int]:
-    """Return sizes for all free dimensions with which the model runs on generated inputs.
+    """Find sizes of all free dimensions with which a model runs on generated inputs.
 
     Args:
         model: An imported model.

@@ -1,10 +1,10 @@
-"""Reads `selection.csv`, the probabilities with which field samples were selected.
+"""Reads `selection.csv`, which has the probability with which each field sample was selected.
 
     file_name,probability
     3f...jpg,0.25
 
-This sample was selected with a probability of 0.25, so it represents four requests. Files that are not listed
-are not from the field, and represent themselves.
+The sample in this example was selected with a probability of 0.25, so it represents four requests. Files that
+are not listed are not from the field, and represent themselves.
 """
 
 import csv

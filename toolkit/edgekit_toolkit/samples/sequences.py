@@ -101,11 +101,10 @@ class SequenceSamples:
         return run_all
 
     def over_judged(self, run: Run, part: Part) -> Run:
-        """Return a function as `over_sequences` does, with the steps to use chosen by the labels of `part`.
+        """Return the function of `over_sequences`, with the argument `steps` that suits the labels of `part`.
 
-        Without class labels, all steps are used. The class of a sequence is compared with the last step. The
-        class of a recording is compared with the maximum over all steps, because the sound may occur at any
-        time.
+        Without class labels, all steps are used. With the class of a sequence, the last step is used. With
+        the class of a recording, the maximum over all steps is used, because the sound may occur at any time.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")

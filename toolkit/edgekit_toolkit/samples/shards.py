@@ -9,8 +9,8 @@ These layouts are supported:
     - A folder of `.npy` files that are named after the inputs.
 
 Arrays with other names are rejected, because they might be labels under a wrong name. An additional axis for
-samples in front, [N, *shape of the input], is possible for every model. Each sample is then a run of its own.
-The axis is required if the inputs do not share a leading batch axis, as for a scalar or a state.
+samples in front, [N, *shape of the input], is possible for every model. The model then runs once for each
+sample. The axis is required if the inputs do not share a leading batch axis, as for a scalar or a state.
 """
 
 import difflib
@@ -66,7 +66,7 @@ class TruthColumn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How samples are combined to feeds.
+    """How samples are combined into feeds.
 
     Attributes:
         stacked: Whether samples are stacked along a leading batch axis that all inputs share. If False, each

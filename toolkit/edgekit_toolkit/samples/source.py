@@ -139,7 +139,7 @@ class DataSource:
         """Return a view of the samples for which `chosen` (bool [len(self)]) is True.
 
         Raises:
-            DataError: Fewer samples are chosen than the model's batch size.
+            DataError: The number of chosen samples is below the model's batch size.
         """
         keep = self._keep.copy()
         keep[np.flatnonzero(self._keep)[~chosen]] = False

@@ -1,1 +1,1 @@
-"""Chooses a candidate within a budget. These modules read no clock and no files."""
+"""Chooses a candidate within a budget."""

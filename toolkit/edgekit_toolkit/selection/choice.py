@@ -127,9 +127,10 @@ def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
     """Return the fastest candidate that keeps all limits, or the smallest of those that are equally fast.
 
-    Speed is compared by the latency measured on the target. Without it, a difference in modelled latency
-    counts if it exceeds the uncertainty, and otherwise the latency measured on this machine. Among candidates
-    of equal size, the most accurate is chosen. With a limit on transport, accuracy comes before size.
+    The latencies measured on the target are compared first. Without these, modelled latencies are compared if
+    they differ by more than the uncertainty. Otherwise, the latencies measured on this machine are compared.
+    Among candidates of equal size, the most accurate is chosen. With a limit on transport, accuracy comes
+    before size.
 
     Args:
         candidates: At least one candidate.

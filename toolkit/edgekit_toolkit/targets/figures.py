@@ -47,7 +47,8 @@ class Figure:
         value: The number, finite and at least 0.
         unit: B, Hz, W, MAC/s, B/s or s, or 1 for counts and ratios.
         status: `datasheet` if the vendor states it, `published` if a third party measured it, `measured` if
-            we measured it, or `estimated` if it was derived. The source describes our methods.
+            we measured it, or `estimated` if it was derived. For the last two, the source describes the
+            method.
         source: The key of a `Source` of the same target.
     """
 
@@ -66,7 +67,7 @@ def check_figures(record: object, unit: str, *names: str, zero: bool = False) ->
     """Check that the figures `names` of a record have a unit and are not 0. With `zero`, 0 is allowed.
 
     Raises:
-        TargetError: A figure does not.
+        TargetError: A figure has another unit, or is 0 without `zero`.
     """
     for name in names:
         figure: Figure = getattr(record, name)

@@ -210,7 +210,7 @@ class Backend:
 class Costs:
     """The coefficients of the latency model for the default backend.
 
-    They apply to the power mode in which both scales are 1.
+    They apply to the power mode whose `compute_scale` and `bandwidth_scale` are 1.
 
     Attributes:
         fp32, int8: The effective multiply-accumulates per second of large kernels.

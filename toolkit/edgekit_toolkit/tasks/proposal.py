@@ -20,7 +20,7 @@ class TaskDecision:
 
     Attributes:
         choice: The task and its options as in the manifest, or None if the package has no task.
-        reason: The reason for the decision, which can be appended to a sentence.
+        reason: The reason for the decision, such as `as requested`.
         is_proposed: Whether the task was inferred from the outputs.
     """
 
@@ -89,7 +89,8 @@ def _write_options(choice: TaskChoice) -> list[str]:
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
     """Return the requested task of a package, or the task that the outputs suggest.
 
-    If a requested task has the same name and layout as the proposed one, missing options are taken from that.
+    If the requested task has the name and layout of the suggested one, it takes missing options from the
+    latter.
 
     `requested` is `auto`, `none`, or a task in the format of `parse_task`.
 

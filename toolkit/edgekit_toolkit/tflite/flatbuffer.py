@@ -1,6 +1,6 @@
 """Parses and writes `.tflite` files, and reads names, types and constants of their tensors.
 
-The content is not validated. It must come from us or have been checked by `importers.tflite`.
+The content is not validated. It must have been written by edgekit or checked by `importers.tflite`.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Reads data sets with boxes in the COCO format.
 
-The format is a JSON file with `images`, `annotations` and `categories`. Its boxes are x, y, width, height.
+The format is a JSON file with `images`, `annotations` and `categories`. A box is [x, y, width, height].
 """
 
 import json
@@ -21,7 +21,7 @@ def find_coco(folder: Path, split: str) -> Path | None:
     If there are several annotation files, the one for `split` is returned.
 
     Raises:
-        DataError: It is unclear which of several files to use.
+        DataError: There are several files, and `split` does not select one.
     """
     files = sorted(file for inner in (folder, folder / "annotations") for file in inner.glob("*.json"))
     files = [file for file in files if is_coco(file)]
@@ -45,8 +45,8 @@ def is_coco(path: Path) -> bool:
 def read_coco(path: Path) -> BoxSet:
     """Return the images of a COCO annotation file with their boxes, sorted by path.
 
-    Images are searched in the folder of the file and its parent, and in their subfolders `images`, `data`
-    and, for a file `..._val2017.json`, `val2017`.
+    Images are searched in the folder of the file, in its parent, and in their subfolders `images` and `data`.
+    For a file `..._val2017.json`, the subfolders `val2017` are searched too.
 
     Raises:
         DataError: An entry is malformed, an image is missing, or there are no boxes.

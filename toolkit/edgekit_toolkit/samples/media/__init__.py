@@ -1,1 +1,1 @@
-"""Finds images and sound recordings, and decodes and preprocesses them to samples of a model."""
+"""Finds images and sound recordings, and converts them to samples of a model."""

@@ -16,7 +16,7 @@ _MAX_NAMED: Final = 10
 
 
 def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return the sorted class names from the folders or label lists under `paths`, empty without any.
+    """Return the sorted class names from folders or label lists under `paths`, or an empty tuple.
 
     Raises:
         DataError: `find_media` failed, or the names are numbers whose order as text differs from their
@@ -75,7 +75,7 @@ def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> No
 
 
 def numbering_note(names: Sequence[str]) -> str:
-    """Return a note for the user about how classes were numbered in the absence of a label file."""
+    """Return a note for the user that says how classes were numbered without a label file."""
     return (
         f"classes are numbered by the sorted names of their folders ({_some(names)}), as torchvision does;"
         " give --labels if the model numbers them otherwise"

@@ -166,9 +166,9 @@ class DecodedFiles:
         return self._placements[index]
 
     def time_steps(self, index: int) -> NDArray[np.float64]:
-        """Return the start and end of the new samples in each step of a recording.
+        """Return the start and end of each step of a recording in seconds, float64 [steps, 2].
 
-        The result is float64 [steps, 2], in seconds.
+        The part that overlaps the previous step is not included.
 
         Raises:
             DataError: The files are not recordings that are cut into steps, or the file cannot be used.

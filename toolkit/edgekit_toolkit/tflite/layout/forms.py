@@ -38,7 +38,7 @@ def held_shape(form: Form, shape: Shape) -> Shape:
 
 
 def core(form: Form, shape: Shape) -> Form:
-    """Return the stored axes longer than 1. Tensors in two forms have the same bytes if these are equal."""
+    """Return the stored axes that are longer than 1. Forms with equal results store the same bytes."""
     return tuple(axis for axis in form if axis != NEW and shape[axis] != 1)
 
 
@@ -87,7 +87,11 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
     """Return a form in which a reshaped tensor has the same bytes, or None if there is none.
 
     The axes are matched in the smallest possible groups. For example, a reshape from [2, 6, 5] to [2, 3, 2,
-    5] splits one axis. The axes of a group must be adjacent and in order.
+    5] splits one axis. The axes of a group must be adjacent and in order.#115
+    Return the groups of axes that a reshape changes into each other, as axes before and after it.
+
+    Groups are as small as possible, without axes of size 1. Return None if a shape has no elements, or if the
+    numbers of elements differ.
     """
     groups = reshape_groups(before, after)
     if groups is None:
