@@ -49,9 +49,8 @@ class Model(Protocol):
         has_fixed_sizes: Whether the format has no free dimensions that can be set when the model is opened.
         options: The backend options that differ from the defaults, as in a manifest.
         needs_feature: The processor feature that the engine needs for the arithmetic of the model, by its
-            name
-        in Linux. On this machine the model runs on an emulated processor that has the feature. Empty if the
-        model needs no feature.
+            name in Linux. On this machine the model runs on an emulated processor that has the feature. Empty
+            if the model needs no feature.
     """
 
     engine: str
@@ -91,8 +90,7 @@ class Model(Protocol):
             outputs: The names of the outputs to return, or None for all outputs in the order of the model.
             threads: The number of threads of one inference.
             rewrites: Whether the engine may optimise the graph. Models with integer arithmetic are always
-                optimised,
-            because their products are exact on every processor only then.
+                optimised, because their products are exact on every processor only then.
 
         Raises:
             BackendError: The engine refuses the model.

@@ -60,7 +60,7 @@ class OnnxModel:
 
     @property
     def size(self) -> ModelSize:
-        """The operator set, the number of nodes outside control flow, and the size of all initializers."""
+        """The operator set, the number of top-level nodes, and the number of values in initializers."""
         graph = self.proto.graph
         parameters = sum(math.prod(tensor.dims) for tensor in graph.initializer)
         return ModelSize(opset(self.proto), len(graph.node), parameters)

@@ -27,8 +27,7 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
         model: The model.
         threads: The number of threads of one inference.
         optimise: Whether ONNX Runtime optimises the graph. 8-bit products are exact on every processor only
-            if
-        it does.
+            if it does.
 
     Raises:
         BackendError: ONNX Runtime refuses the model, or would crash on it.

@@ -73,14 +73,13 @@ class Adjoint:
         graph: A float graph in topological order, from a model returned by `copy_for_adjoint`.
         shapes: The shapes of all tensors of the graph.
         floats: The names of the float32 tensors that get an adjoint. These are all activations, or for
-            training
-        the weights (which are inputs of the graph) and the activations that depend on them.
+            training the weights (which are inputs of the graph) and the activations that depend on them.
         exact: Whether all adjoints must be exact. Otherwise some operators use an approximation.
 
     Attributes:
         tensors: A dict from the name of a tensor to the name of its adjoint.
         edges: A dict from an edge to the adjoint that flows back along it. An edge is the name of the first
-        output of a node and the index of an input of the node.
+            output of a node and the index of an input of the node.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Finds the channels of a network that can be removed together, and removes some of them.
 
 The output channels of a layer pass through activations, pooling and depthwise convolutions to the layers that
-consume them. To remove channel 3 from Conv, Relu, depthwise Conv and Conv, row 3 of the first weight, filter
-3 of the second weight and column 3 of the third weight are removed. If the outputs of two layers are added,
-the same channels are removed from both layers. Channels are not removed if an output of the model or an
-operator without a rule in this module uses them, such as control flow, a grouped convolution or a softmax
-over channels.
+consume them. For example, to remove channel 3 from the sequence Conv, Relu, depthwise Conv, Conv, the module
+removes row 3 of the first weight, filter 3 of the second weight and column 3 of the third weight. If the
+outputs of two layers are added, the same channels are removed from both layers. Channels are kept if an
+output of the model or an operator without a rule in this module uses them. Such operators are control flow,
+grouped convolutions and a softmax over channels.
 
 The result depends only on the model and on the channels, so a recipe can repeat it.
 """
@@ -50,7 +50,7 @@ class ChannelAxis:
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return a bool mask of the axis that is True where `stays` is True for the channel."""
+        """Return a bool mask of the axis that is False only for channels whose `stays` is False."""
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
@@ -67,9 +67,8 @@ class ChannelGroup:
         depthwise: The layers that filter each channel separately.
         consumers: The layers that mix the channels.
         tensors: A dict from each activation that contains the channels to their axis.
-        constants: A dict from the index of a node, the index of its constant input and an axis of the
-            constant
-        to the channels on this axis.
+        constants: A dict from (node index, input index, axis) to the channels on this axis of a constant
+            input.
         reshapes: A dict from the index of a Reshape node to the axis of the channels in its output.
     """
 
@@ -113,7 +112,7 @@ def slice_channels(model: onnx.ModelProto, channels: Channels) -> onnx.ModelProt
     Args:
         model: The model.
         channels: A dict from the name of a group to the channels that remain, in ascending order. Groups that
-        are missing in the dict are not changed.
+            are missing in the dict are not changed.
 
     Raises:
         ValueError: There is no such group or channel, or the channels are not in ascending order.

@@ -51,7 +51,7 @@ class GraphIndex:
         return self._consumers.get(name, [])
 
     def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
-        """Return whether tensor `name` is no graph output and is read only by `node`, with one input."""
+        """Return whether tensor `name` is used once, as an input of `node`, and is not a graph output."""
         consumers = self.consumers(name)
         return name not in self.outputs and len(consumers) == 1 and consumers[0] is node
 
@@ -137,7 +137,7 @@ def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def set_items(field: Any, items: Iterable[Any]) -> None:
-    """Replace all items of a repeated field, such as `graph.node`, in place; they may be some of its own."""
+    """Replace all items of a repeated field such as `graph.node`, in place. New items may be old ones."""
     new = list(items)
     del field[:]
     field.extend(new)

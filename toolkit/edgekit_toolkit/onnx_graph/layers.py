@@ -155,13 +155,13 @@ class Layer:
 
 
 class LayerWeights:
-    """The weights and biases of a model's layers, by the names of initializers; `set` changes the model."""
+    """The weights and biases of a model's layers, by the names of initializers. `set` changes the model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._index = GraphIndex(model.graph)
 
     def is_own(self, name: str) -> bool:
-        """Whether one layer alone reads a weight or bias; False for a missing bias."""
+        """Return whether only one layer reads a weight or bias. Return False for a missing bias."""
         return bool(name) and len(self._index.consumers(name)) == 1
 
     def value(self, name: str) -> NDArray[np.float32]:

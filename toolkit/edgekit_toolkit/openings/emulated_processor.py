@@ -1,4 +1,4 @@
-"""Runs a model on an emulated Cortex-A76, whose float16 arithmetic this processor does not have.
+"""Runs models on an emulated Cortex-A76, which has float16 arithmetic that this processor lacks.
 
 The emulator is qemu-user. The engine and Python come from the ARM64 image of `edgekit hil image`, so the
 engine has the same release as on devices.

@@ -59,8 +59,7 @@ class Openings:
             content: The content of the model's file.
             options: The backend options, as in a manifest.
             samples: Inputs on which the child process runs the model. With samples, the cache is used only
-                for
-            models that crashed.
+                for models that crashed.
 
         Raises:
             BackendError: The engine crashed, or did not open the model in time.

@@ -142,10 +142,7 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
     """Yield lines of Kotlin that define a task and decode its answer, if the app supports the task.
 
-    Args:
-        choice: The task and its options.
-        names: The names of the outputs.
-        shapes: The shapes of the outputs.
+    `names` and `shapes` are those of the outputs.
     """
     task, options = read_task(choice)
     output = names.index(options.output) if getattr(options, "output", "") in names else 0

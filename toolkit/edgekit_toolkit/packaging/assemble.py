@@ -60,8 +60,7 @@ class Reference:
         artifacts: A dict from the paths of the files of `inputs` to their contents.
         feeds, outputs: The inputs and outputs of the first golden row, by name.
         rows: A dict from the seed of each further golden row to its outputs, the best row first. The outputs
-            are
-        in the order of `outputs`, without those in `axes`.
+            are in the order of `outputs`, without those in `axes`.
         macs: The number of multiply-accumulates of one inference, or infinity if it is unknown.
         axes: A dict from each output whose number of rows depends on the data to the axis of the rows.
     """
@@ -243,8 +242,7 @@ def combine(first: PackageDraft, others: Mapping[str, PackageDraft], recipe: Rec
     Args:
         first: The package of the first variant.
         others: A dict from the names of the other variants to their packages. Each package has one variant,
-            and was
-        assembled from the same `Reference` as `first`.
+            and was assembled from the same `Reference` as `first`.
         recipe: The recipe of the combined package.
 
     Raises:

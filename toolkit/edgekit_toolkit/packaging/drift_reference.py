@@ -72,8 +72,7 @@ def drift_reference(model: Model, calibration: Part, *, says_classes: bool = Fal
         model: The float model. It runs on one thread, so that the result is reproducible.
         calibration: The samples. Up to `_SAMPLES` evenly spaced samples are used.
         says_classes: Whether the first output is known to be class scores. Otherwise it is treated as class
-            scores
-        if it is a probability distribution for all samples.
+            scores if it is a probability distribution for all samples.
 
     Raises:
         BackendError: The model does not run on a sample.

@@ -54,8 +54,7 @@ def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
     Args:
         macs: The number of multiply-accumulates of one inference.
         cheap_row_macs: The largest `macs` of a model that gets `_MAX_ROWS` rows. It is larger for engines
-            that take
-        long to open a model.
+            that take long to open a model.
     """
     return int(np.clip(_MAX_ROWS * cheap_row_macs / max(macs, 1.0), _MIN_ROWS, _MAX_ROWS))
 
@@ -71,8 +70,7 @@ def choose_seeds(
         macs: The number of multiply-accumulates of one inference. Fewer rows are tried and chosen for slow
             models.
         conditions: Returns the branches that inputs take, see `open_conditions`. Rows that take other
-            branches than
-        the first row are preferred.
+            branches than the first row are preferred.
     """
     count, reference = count_rows(macs), run(first)
     jitters = [off_by_codes(first, turn) for turn in range(2)]

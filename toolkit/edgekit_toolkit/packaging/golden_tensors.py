@@ -149,11 +149,9 @@ def golden_outputs(
         floats: The outputs of the float model. Their distance from `outputs` is included in the tolerance.
         integer: Whether the packaged model computes in int8.
         axes: A dict from each output whose number of rows depends on the data to the axis of the rows. Such
-            rows are
-        compared as a set.
+            rows are compared as a set.
         jittered: The outputs of the packaged model for inputs changed by `off_by_codes`. The tolerance
-            includes
-        twice the change of the output. In a set, twice the number of changed rows may differ.
+            includes twice the change of the output. In a set, twice the number of changed rows may differ.
 
     Raises:
         DataError: An output of the float model contains NaN or only infinities.

@@ -40,8 +40,7 @@ def under_last_version(
 
     Returns:
         The recipe and the package with the previous version, or a warning if that version is missing,
-            unreadable
-        or different.
+        unreadable or different.
     """
     version = f"{_SERIES}.{int(recipe.version.rpartition('.')[2]) - 1}"
     renamed = replace(recipe, version=version)

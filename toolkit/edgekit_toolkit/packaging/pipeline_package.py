@@ -90,10 +90,7 @@ def count_costs(
 ) -> list[StageCosts]:
     """Return the costs of the stages with models, in their order.
 
-    Args:
-        stages: All stages of the pipeline.
-        packages: A dict from the names of the stages with models to their packages.
-        evidence: A dict from the names of stages to the predicates of their evidence. Stages may be missing.
+    `evidence` contains the predicates of the evidence of packages, by stage. Stages may be missing.
     """
     counts = {SOURCE: 1}
     costs = []
@@ -142,13 +139,8 @@ def assemble_pipeline(
 ) -> PackageDraft:
     """Run a pipeline on a generated input, and return its package.
 
-    Args:
-        identity: The name, version and target of the package.
-        stages: The stages without their engines.
-        output: The names of the stages whose answers are returned.
-        packages: A dict from the names of the stages with models to their packages.
-        budget: The budget, for the manifest.
-        costs: The costs of the stages.
+    `identity` is the name, version and target. `stages` have no engines yet. `output` contains the names of
+    the stages whose answers are returned.
 
     Raises:
         DataError: A member is a pipeline or has another target, or members of an ensemble have different

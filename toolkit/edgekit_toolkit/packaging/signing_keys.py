@@ -138,11 +138,7 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
     """Store the public key and the URI of a key in an HSM or KMS.
 
-    Args:
-        name: The name of the key.
-        uri: The URI for `Signer.from_priv_key_uri` of securesystemslib.
-        public_key_path: The path of the public key, a PEM file.
-        folder: The folder of keys, by default `find_keys_folder()`.
+    `uri` is for `Signer.from_priv_key_uri` of securesystemslib. `public_key_path` is the path of a PEM file.
 
     Raises:
         SignatureError: The URI cannot be used with that public key, or another key has the name.

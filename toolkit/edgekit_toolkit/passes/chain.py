@@ -74,10 +74,7 @@ def replay(
 ) -> onnx.ModelProto:
     """Repeat the passes of `optimise` without comparing outputs, and return the model.
 
-    Args:
-        source: The imported model.
-        batch: The fixed batch size, or None.
-        applied: The name and form of each pass that `optimise` applied, in order.
+    `applied` contains the name and form of each pass that `optimise` applied, in order.
 
     Raises:
         RecipeError: There is no such pass or form, or a pass fails.

@@ -4,8 +4,8 @@ DepthToSpace only reorders values. So element-wise operators and 1x1 convolution
 example, a decoder with two transposed convolutions and a Relu between them then ends with one DepthToSpace of
 few channels, and the Relu follows its convolution directly.
 
-Only the CRD mode is supported, which `conv_transpose_to_depth` uses. In this mode, channel c * block * block
-+ row * block + column becomes channel c.
+Only the CRD mode is supported, which `conv_transpose_to_depth` uses. It moves the channel c * block * block +
+row * block + column to the channel c.
 """
 
 import numpy as np
@@ -34,8 +34,7 @@ def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
     Args:
         model: The model.
         may_widen: Whether DepthToSpace may move after a convolution. The weights of the convolution then grow
-            by
-        the factor blocksize ** 4.
+            by the factor blocksize ** 4.
     """
     return rewrite_all(model, lambda graph: _defer_one(graph, may_widen=may_widen))
 

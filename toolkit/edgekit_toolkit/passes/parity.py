@@ -20,9 +20,8 @@ class Tolerance:
     Attributes:
         range_fraction: A fraction of the range of the output, which is the largest minus the smallest value.
         ulps: A number of rounding steps of the dtype at the largest absolute value, or at 1 if that is
-            larger. It
-        is for outputs with a large offset and a small range, and for sigmoid, tanh and softmax, which
-        engines compute with the rounding error of 1.
+            larger. It is for outputs with a large offset and a small range, and for sigmoid, tanh and
+            softmax, which engines compute with the rounding error of 1.
     """
 
     range_fraction: float = 1e-5
@@ -62,8 +61,7 @@ def compare(
         outputs: The outputs of the candidate, by name.
         tolerance: The tolerance of float outputs, by default `Tolerance()`.
         axes: A dict from each output whose number of rows depends on the data to the axis of the rows. Such
-            rows
-        are compared as a set.
+            rows are compared as a set.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):
@@ -74,7 +72,7 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Combine several results: the largest errors, the first reason, and `ok` if all are ok."""
+    """Combine several results into the largest errors, the first reason, and `ok` if all are ok."""
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),
         relative_to_range=max((v.relative_to_range for v in verdicts), default=0.0),

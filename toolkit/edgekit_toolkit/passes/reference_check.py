@@ -27,12 +27,8 @@ _TOLERANCE: Final = Tolerance(range_fraction=1e-4, ulps=64)
 def check_reference(original: onnx.ModelProto, written_out: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
     """Compare the operators that were replaced in `written_out` with ONNX's reference implementation.
 
-    Operators inside control flow are not compared.
-
-    Args:
-        original: The original model.
-        written_out: A copy of the model in which some operators are replaced by their definitions.
-        feeds: The inputs for the comparison.
+    `written_out` is a copy of `original` in which some operators are replaced by their definitions. Operators
+    inside control flow are not compared.
 
     Raises:
         ModelError: A replaced operator differs from the reference, or cannot be compared.

@@ -166,7 +166,7 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return an error or the difference of a model from the session without optimisations, or ""."""
+        """Return an error or a difference from the session without optimisations, or an empty string."""
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

@@ -27,11 +27,7 @@ def choose_accepted(
 ) -> AcceptedChoice:
     """Choose a candidate that the engine accepts. If it refuses one, choose again among the others.
 
-    Args:
-        budget: The budget.
-        measured: One or more candidates.
-        check: Checks the candidate with a given id.
-        on_gpu: Whether the target runs the model on a GPU.
+    `measured` contains one or more candidates. `check` takes the id of a candidate.
     """
     remaining = list(measured)
     refused: list[str] = []

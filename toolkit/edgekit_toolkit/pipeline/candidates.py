@@ -91,8 +91,7 @@ class CandidateSet:
         dropped: The forms that could not be built or run, with the reasons.
         wrong_rewrites: A sentence for each optimisation of the engine that is disabled for static forms.
         set_aside: The forms that were built and removed, with the reasons. Either a similar form has less
-            noise,
-        or without samples they differ from the float model on generated inputs.
+            noise, or without samples they differ from the float model on generated inputs.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -200,13 +199,11 @@ def find_candidates(
         kinds: The kinds of forms that the engine supports, from `quantize.forms.KINDS`.
         max_bytes: The limit on the size of the package.
         limit_s: The limit of the work, see `SearchWork`. Plain forms are always built. Clipped ranges and
-            mixed
-        precision are tried until the limit is reached.
+            mixed precision are tried until the limit is reached.
         dims: The sizes of the free dimensions.
         progress: Called with the current step, the number of finished parts and the total number of parts.
         like: The only form to build besides the float model, or None to search. It is built twice, with
-            weights near
-        those of its `earlier` model and without this constraint.
+            weights near those of its `earlier` model and without this constraint.
         group: The number of samples in each feed of `calibration`.
         prunable: The float model whose channels may be pruned later, or None.
 
@@ -477,11 +474,7 @@ def narrow_ranges(
 ) -> dict[str, Ranges]:
     """Return ranges without rare extreme values, by the label of each `RangeMethod`.
 
-    Args:
-        quantizer: The quantizer.
-        kernels: The names of the kernels whose activations get narrower ranges.
-        samples: The calibration samples.
-        whole: The full ranges.
+    `kernels` are the kernels whose activations get narrower ranges. `whole` contains the full ranges.
     """
     histograms = quantizer.histograms(kernels, samples, whole)
     symmetric = quantizer.scheme.symmetric

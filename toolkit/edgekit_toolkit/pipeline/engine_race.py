@@ -81,10 +81,7 @@ def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> 
     The first race finds the number of threads of each candidate. If latencies on this machine hold for the
     target, a second race includes the fastest candidates and the float model of each engine.
 
-    Args:
-        runs: A dict from the engines to their runs. The preferred engine is first.
-        request: The request.
-        progress: Called with the current step.
+    `runs` is a dict from the engines to their runs. The preferred engine is first.
 
     Raises:
         BackendError: No candidate runs in a separate process.

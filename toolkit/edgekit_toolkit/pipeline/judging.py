@@ -55,7 +55,6 @@ class Judging:
         drafts: The drafts of the candidates, in order.
 
     Args:
-        prepared: The model and the samples.
         candidate_set: The candidates. Unusable candidates are removed from it.
         signer: Signs packages, because the signature is part of their size.
     """

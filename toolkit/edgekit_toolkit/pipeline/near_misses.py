@@ -1,7 +1,7 @@
 """Distils pruned models whose drop is slightly over the limit.
 
-A model within the limit needs no training, and training cannot improve a model enough that is far from it.
-The training takes a share of the search's work in seconds of a nominal processor, so that the number of steps
+A model within the limit needs no training, and training cannot repair a model that is far from it. The
+training takes a share of the search's work in seconds of a nominal processor, so that the number of steps
 does not depend on the load of this machine.
 """
 

@@ -45,8 +45,7 @@ class Preparation:
             None.
         floats: The optimised model with inferred shapes, or the unchanged `.tflite` model.
         ranges: A dict from the inputs to the smallest and largest generated values. They are those of the
-            user's
-        samples if there are any.
+            user's samples if there are any.
         golden: The golden inputs, and the outputs of `floats` for them.
         reference: Statistics of inputs and outputs on the calibration samples, or None without user samples.
         class_output: The name of the first output if it is known to be class scores, else None.

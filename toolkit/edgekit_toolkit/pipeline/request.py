@@ -32,7 +32,7 @@ class Request:
         labels: A text with one class name per line, or None.
         labels_from_folders: Whether the class names are the sorted names of the folders of samples.
         threads: The number of engine threads for scores and measurements.
-        thread_counts: The numbers of threads to compare, for a package that states the fastest. May be empty.
+        thread_counts: The numbers of threads to compare. The package states the fastest. May be empty.
         search_s: The limit of the work of a search, in seconds of a nominal processor.
         search_shares: The number of searches among which the user's limit was divided.
         backend: The name of the engine, such as `ort`. `auto` is only allowed for `search_engines`.

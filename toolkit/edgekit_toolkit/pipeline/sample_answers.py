@@ -34,8 +34,7 @@ class SampleAnswers:
     Attributes:
         name: The file name of the sample, or its number.
         floats, package: The decoded outputs of the float model and of the package. If decoding fails, they
-            only
-        contain the text `error`.
+            only contain the text `error`.
         size: The width and height of the image, or None if the sample is no image.
         picture: A small copy of the image as a data URI, or an empty string.
     """

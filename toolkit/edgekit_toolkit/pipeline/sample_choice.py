@@ -27,8 +27,7 @@ class SampleChoice:
 
     Attributes:
         samples: The samples. If the model has states, calibration samples are steps and evaluation samples
-            are
-        sequences.
+            are sequences.
         ranges: A dict from inputs and states to the smallest and largest values to generate.
         sequences: Runs a model with states over samples. None for a model without states.
     """

@@ -50,8 +50,7 @@ def search(
         request: The request of the user.
         signer: Signs packages, because the signature is part of their size.
         progress: Called with the current step, the number of finished parts and the total number of parts, or
-            None
-        if they are unknown.
+            None if they are unknown.
         prepared: The model and samples from the search for another engine of the same request, or None.
 
     Raises:

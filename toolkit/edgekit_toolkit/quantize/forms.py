@@ -96,11 +96,9 @@ class Form:
         kind: One of `KINDS` or `UNTIMED_KINDS`.
         plan: The kernels and ranges of `static-int8`, or None for other kinds.
         factors: A dict from the equalized tensors to float32 factors of their channels after pruning. Empty
-            without
-        a plan.
+            without a plan.
         layers: For `int8-weights`, the first outputs of the layers with int8 weights, or None for all
-            `int8_layers`.
-        Other layers have float16 weights.
+            `int8_layers`. Other layers have float16 weights.
         compression: The compression of the float model, or None.
         earlier: The model to which the weights are moved closer, or None.
     """

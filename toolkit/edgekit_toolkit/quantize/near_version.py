@@ -46,7 +46,7 @@ class WeightCodes(NamedTuple):
         return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Reshape a scalar or one value per channel, so that `values` broadcast to the codes."""
+        """Reshape `values` (a scalar or one value per channel) so that they broadcast to the codes."""
         if values.ndim == 0 or self.codes.ndim == 0:
             return values
         shape = [1] * self.codes.ndim

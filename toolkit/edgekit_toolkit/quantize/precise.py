@@ -1,7 +1,7 @@
 """Finds operators that remain in float, and divides kernels into blocks, for graphs of any format.
 
-Some operators must remain in float, because their inputs need relative precision. Others can, because they
-only decode results.
+Some operators must remain in float, because their inputs need relative precision. Others may remain in float,
+because they only decode results.
 
 For example, a normalisation divides by the square root of a variance. With 8 bits, variances below 1/255 of
 the largest one become 0, and the division returns infinity. Square roots, logarithms, powers and divisors

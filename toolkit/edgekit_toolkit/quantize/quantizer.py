@@ -58,10 +58,10 @@ class Quantizer(Protocol):
         """Return the label, such as `float32`, and the model of the form with the source's precision."""
 
     def why_no_forms(self) -> str | None:
-        """Return why the model has no other forms than the source form, or None if it has."""
+        """Return why no other forms than the source form can be built, or None if they can."""
 
     def why_no_static_int8(self) -> str | None:
-        """Return why the model has no static int8 forms, or None if it has."""
+        """Return why no static int8 forms can be built, or None if they can."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return a dict from the first outputs of the layers of the float model to the layers."""
@@ -165,7 +165,7 @@ class Quantizer(Protocol):
             plan: The kernels and ranges.
             factors: The channel factors of equalized tensors.
             fidelity: The samples and the weights of output errors.
-            expired: Returns True when the time is over. The remaining blocks are then not yielded.
+            expired: Returns True when the search limit is reached. The remaining blocks are then not yielded.
         """
         parts = blocks(self.operator_nodes(), plan.kernels)
         return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)

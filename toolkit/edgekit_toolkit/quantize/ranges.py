@@ -122,8 +122,7 @@ def activation_reader(
         first: A sample from which the sizes of the activations are determined.
         threads: The number of threads of one inference.
         group_bytes: The maximum size of the activations in one run. The function runs the model several times
-            if
-        necessary.
+            if necessary.
 
     Raises:
         BackendError: The model does not run on the sample.

@@ -20,9 +20,8 @@ class Scheme:
     Attributes:
         name: The name in target files.
         symmetric: If True, activations are int8 with zero point 0, biases are float32, and each reader has
-            its own
-        Q/DQ pair, as for TensorRT. If False, activations are uint8 with a zero point, and biases are int32
-        with the scale of the product.
+            its own Q/DQ pair, as for TensorRT. If False, activations are uint8 with a zero point, and biases
+            are int32 with the scale of the product.
         elementwise: The operators with integer kernels besides matrix products and data movement.
         weight_peak: The largest weight code. It is 63 if the engine adds two products in 16 bits.
         folds_pixels: Whether convolutions with few channels process groups of pixels, see `litert.fold`.
@@ -130,8 +129,7 @@ def quantize_weight(
         min_scale: The minimum scale, [] or [channels]. It limits the int32 biases of nearly dead channels.
         weight_peak: The largest code.
         exact: Scales [channels] of which the weight is an exact multiple. They are used if the codes do not
-            exceed
-        `weight_peak` and the scales are not below `min_scale`. This requires `axis`.
+            exceed `weight_peak` and the scales are not below `min_scale`. This requires `axis`.
 
     Returns:
         Codes from -weight_peak to weight_peak with the shape of the weight, and a scale [] or [channels] with

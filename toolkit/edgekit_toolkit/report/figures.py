@@ -59,8 +59,7 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
     Args:
         value: The value.
         unit: "bytes" (shown with decimal prefixes), "share" (0..1, shown in %), "points" (shown with two
-            decimals), or
-        any other unit.
+            decimals), or any other unit.
         digits: The number of significant digits, except for shares and points.
     """
     if value is None:

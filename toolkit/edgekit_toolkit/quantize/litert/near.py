@@ -28,8 +28,7 @@ def bring_near(content: bytes, earlier: bytes) -> bytes:
     Args:
         content: The `.tflite` model of the new version.
         earlier: The model of the earlier version in the same form. Tensors and sub-graphs that do not match
-            are
-        skipped.
+            are skipped.
     """
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):

@@ -28,8 +28,7 @@ def activation_reader(
         names: The names of activations or inputs.
         threads: The number of threads of one inference.
         group_bytes: The maximum size of the activations in one run. The function runs the model several times
-            if
-        necessary.
+            if necessary.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}

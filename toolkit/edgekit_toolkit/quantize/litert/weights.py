@@ -2,8 +2,8 @@
 
 The scale of a bias is input scale x weight scale. If the weights of a channel are near 0, for example 1e-30
 after batch normalization was folded into a dead channel, this scale is so small that the bias overflows. For
-example, ai-edge-quantizer 0.10 then stores -2147483648 for a bias of +0.5. A larger weight scale loses
-nothing.
+example, ai-edge-quantizer 0.10 then stores -2147483648 for a bias of +0.5. For such a channel, a larger
+weight scale loses nothing.
 """
 
 from collections.abc import Mapping
@@ -61,8 +61,7 @@ def weight_bounds(
 
     Returns:
         float32 arrays with the rank of the weight. They have one value per channel if `plan.per_channel`,
-            else
-        a single value.
+        else a single value.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):

@@ -1,4 +1,4 @@
-"""Equalizes the channels of activations between linear layers, so that they share one scale without loss.
+"""Equalizes the channels of activations between linear layers, so that one scale suits all channels.
 
 After a depthwise convolution, the ranges of channels can differ by a factor of 100. If all operators between
 a convolution and its consumers are homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c]

@@ -1,8 +1,8 @@
 """Finds the parts of outputs that concatenate several tensors.
 
 For example, the output of a detector contains boxes in pixels and scores from 0 to 1. They are joined by a
-`Concat` and then only moved. To find the positions of the parts, the joined tensors are replaced by tensors
-that are filled with their numbers, and the same operators move these.
+`Concat` and then only moved. To find the positions of the parts, each joined tensor is replaced by a tensor
+that is filled with its number, and the same operators are applied.
 """
 
 from collections.abc import Iterator

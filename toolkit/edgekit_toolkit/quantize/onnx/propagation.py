@@ -2,8 +2,8 @@
 
 If only one layer is quantized, its inputs, weights and output have rounding errors e, and the outputs of the
 model change by J e to first order. Let v be a vector with random signs and the weights that `Fidelity` gives
-to errors of the outputs. The backward pass computes J^T v (see `adjoint`), and its product with e equals v.J
-e. The mean square of this product over the samples is the noise of the layer.
+to errors of the outputs. The backward pass computes J^T v, see `adjoint`. The noise of the layer is the mean
+square, over all samples, of the product of J^T v and e.
 """
 
 import math
@@ -132,8 +132,7 @@ def propagate(
 
     Raises:
         BackendError: onnxruntime fails on the backward pass, or there is not enough memory. Unusual graphs
-            can
-        raise any other error of `ODD_GRAPH`.
+            can raise any other error of `ODD_GRAPH`.
     """
     first = fidelity.samples[0]
     shapes = measure_shapes(model, first, threads=threads)

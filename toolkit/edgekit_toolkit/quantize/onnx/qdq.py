@@ -1,7 +1,7 @@
 """Writes a plan as an ONNX graph with QuantizeLinear and DequantizeLinear nodes.
 
 onnxruntime.quantization is not used, because the search builds a hundred variants of a model. This module
-writes one in milliseconds, and the library needs seconds, see docs/adr/0005-own-qdq-placement.md.
+writes one in milliseconds, while the library needs seconds (docs/adr/0005-own-qdq-placement.md).
 """
 
 from collections.abc import Mapping

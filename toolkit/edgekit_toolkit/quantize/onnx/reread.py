@@ -59,13 +59,13 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
     """Return parameters with which the codes of x represent clip(alpha * x + beta, 0, 1), or None.
 
-    Between 0 and 1, a hard sigmoid is a scale and a shift. Codes outside are clipped. The result is None if
-    no scale close to that of x has codes at both ends.
+    Where the result is between 0 and 1, it is alpha * x + beta. Other codes are clipped. The result is None
+    if no scale close to that of x has codes at both ends.
 
     Args:
         params: The uint8 parameters of x.
         alpha: A positive factor.
-        beta: A shift between 0 and 1.
+        beta: A shift between 0 and 1, exclusive.
     """
     scale, zero = float(params.scale), int(params.zero_point)
     low, high = -scale * zero, scale * (255 - zero)

@@ -46,8 +46,7 @@ class PictureBoxes:
 
     Attributes:
         size: The width and height of the image in the unit of the boxes, (1, 1) for relative coordinates, or
-            None
-        if unknown.
+            None if unknown.
     """
 
     file: Path
