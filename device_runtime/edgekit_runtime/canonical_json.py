@@ -74,7 +74,7 @@ def name_kind(value: object) -> str:
 
 
 class Fields:
-    """The members of one JSON object. A reader takes the members that it knows, and the rest remains."""
+    """The members of a JSON object that have not been read yet."""
 
     __slots__ = ("_error", "_unread", "where")
 
@@ -89,7 +89,7 @@ class Fields:
         """Return and remove the member `key`. Its type is not checked here.
 
         Raises:
-            EdgekitError: the member is missing. Its class is an argument of the constructor.
+            EdgekitError: the member is missing. The class of the error is set in the constructor.
         """
         try:
             return self._unread.pop(key)
@@ -104,7 +104,7 @@ class Fields:
         """Return and remove the member `key`, which must be a list.
 
         Raises:
-            EdgekitError: the member is missing or not a list. Its class is an argument of the constructor.
+            EdgekitError: the member is missing or not a list. The constructor sets the class of the error.
         """
         value: list[Any] = self.take(key)
         self.check_list(key, value)
@@ -114,7 +114,7 @@ class Fields:
         """Check that the value of the member `key` is a list of at most `most` items. None means no maximum.
 
         Raises:
-            EdgekitError: the check fails. Its class is an argument of the constructor.
+            EdgekitError: the check fails. The class of the error is set in the constructor.
         """
         if not isinstance(value, list):
             raise self._error(f"{self.where}: field '{key}' is {name_kind(value)}, expected a list")
@@ -140,7 +140,7 @@ class Record:
     Each dataclass checks its types and values itself.
 
     Attributes:
-        extra: the members that this reader does not know; they are written again.
+        extra: the unknown members. They are kept, so that `to_json` writes them again.
     """
 
     extra: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict, hash=False)

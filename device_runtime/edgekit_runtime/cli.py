@@ -1,6 +1,6 @@
 """The `edgekit-device` command line.
 
-It uses only the standard library, because a device has no more. The exit codes are those of `edgekit`, see
+The module uses only the standard library. The exit codes are the same as those of `edgekit`, see
 docs/reference/exit-codes.md.
 """
 

@@ -42,9 +42,9 @@ class SampleUploads:
     def may_send(
         self, now_s: float, orders: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
-        """Return whether a sample can be sent now and the service says that the owner allows it.
+        """Return whether a sample can be sent now, and the owner of the device allows it.
 
-        `orders` is the result of `list_held`, and `stated` that of `read_samples`.
+        `orders` is the result of `list_held`. `stated` is the result of `control.read_samples`.
         """
         return (
             stated.get("allowed") is True

@@ -66,9 +66,9 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 
 
 def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
-    """Return the signed envelope of a report, without the least important parts if it is too large.
+    """Return the signed envelope of a report. The least important parts of a large report are omitted.
 
-    If the figures of all models do not fit, successive reports send different parts of them.
+    If the figures of all models do not fit, successive reports contain different figures.
     """
     figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
     first = reported.sequence % max(len(figures), 1)

@@ -1,20 +1,20 @@
-"""The time, as far as this device can know it: its clock, and a lower bound from signed sources.
+"""The trusted time of this device: the time of its clock, but at least a lower bound from signed sources.
 
 A board without a battery for its clock starts in 1970, or at the time when it was switched off. The lower
-bound is the first available time in this list, plus the time since it was read, by the monotonic clock:
+bound is the first available time in this list, plus the time that has passed since the time was read:
 
     issued_at of the manager's newest document (stored in the journal)
     `FIELD` of the last verified TUF timestamp metadata
-    begin of this device's certificate
+    start of the validity of this device's certificate
 
 The bound is never before `RELEASED_S`. For example, the clock shows 1970, the newest document is from 28
-November, and two days have passed since it was read. Then it is at least 30 November, and a certificate that
+November, and the device read it two days ago. The date is then at least 30 November, and a certificate that
 expired on 29 November is refused.
 
-The bound moves back only if the manager corrects it: by a newer document with an earlier time, or by a root
-that names another manager key. A thief of a manager key can move the bound ahead by at most `MAX_LEAD_S`. All
-metadata is then expired until the key is replaced. A clock that is ahead cannot be detected. Everything
-expires by this clock, but its time is not stored, and everything is valid again once the clock is right.
+The bound moves back only through a newer document with an earlier time, or through a root that names another
+manager key. A thief of a manager key can move the bound ahead by at most `MAX_LEAD_S`. All metadata is then
+expired until the key is replaced. A clock that is ahead cannot be detected, and metadata seems expired until
+the clock is corrected. The wrong time is not stored.
 """
 
 import json
@@ -73,7 +73,7 @@ class TrustedTime:
 
     @property
     def now_s(self) -> float:
-        """The time of the clock, or the lower bound if it is later."""
+        """The time of the clock or the lower bound, whichever is later."""
         return max(self._clock(), self.least_s)
 
     @property
@@ -114,9 +114,7 @@ class TrustedTime:
 
 
 def read_validity(certificate: bytes) -> tuple[float, float]:
-    """Return the begin and the end of the validity of a DER certificate, in seconds since 1970.
-
-    A full parser would take megabytes of memory.
+    """Return the start and the end of the validity of a DER certificate, in seconds since 1970.
 
     Raises:
         ValueError: `certificate` is not a certificate.

@@ -1,8 +1,8 @@
-"""Times settings of a package side by side in several fresh processes.
+"""Compares the speed of settings of a package in several fresh processes.
 
-The speed of a setting depends on where the threads and memory of the process are placed, which does not
-change within a process. Therefore each process contributes one value per setting: the lower quartile of its
-measurements.
+The speed of a setting depends on where the system places the threads and the memory of a process. This does
+not change while the process runs. Therefore each process contributes one value per setting, which is the
+lower quartile of its measurements.
 """
 
 import time
@@ -168,11 +168,11 @@ class ContestLimits:
     """Limits of a contest.
 
     Attributes:
-        fewest: minimum number of processes, unless the time is over.
+        fewest: minimum number of processes if there is enough time.
         most: maximum number of processes.
         rounds: maximum number of rounds in each process.
-        end_s: end of the contest on its clock. A process starts only if at least half the duration of the
-            last process remains.
+        end_s: end of the contest on its clock. No process starts if the remaining time is less than half the
+            duration of the last process.
     """
 
     fewest: int
@@ -203,8 +203,8 @@ def hold_contest(
         report: called with lines about the progress.
 
     Returns:
-        A dict from each setting to its seconds per row, one value for each process, or to the reason why it
-            has none.
+        A dict from each setting to its seconds per row, one value for each process, or to the reason why the
+            setting failed.
 
     Raises:
         BackendError: a process with several settings died or hung, although each setting runs alone.

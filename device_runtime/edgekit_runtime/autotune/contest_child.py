@@ -32,14 +32,14 @@ _SLOWER: Final = 20  # the fewest runs that count take together at most this mul
 def measure(
     package: OpenedPackage, order: MeasureOrder, announce: Callable[[float], None]
 ) -> list[float | str]:
-    """Return for each setting its time in seconds per row, or the reason why it has none.
+    """Return for each setting its time in seconds per row, or the reason why the setting failed.
 
     The time is the lower quartile of the measurements, because other work on the machine can only add time.
 
     Each setting must first reproduce the golden outputs of its variant. All settings are timed on the golden
     inputs of the default variant.
 
-    `announce` is called with the longest time until the next message to the parent process, in seconds.
+    `announce` is called with the maximum time until the next message to the parent process, in seconds.
 
     Raises:
         BackendError: an engine failed during the measurement.

@@ -56,10 +56,10 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to use, or None if no entrant took part. Of the entrants within 2 % of the
-            fastest, it is the one with the fewest threads. If its backend is as fast with even fewer threads,
-            that entrant wins.
-        as_fast: names of the entrants that are at most 2 % slower than the fastest, or slower only by chance.
+        winner: the entrant to use, or None if no entrant took part. It has the fewest threads of the entrants
+            that are within 2 % of the fastest. An entrant in `as_fast` replaces it if the two differ only in
+            the number of threads, and has fewer.
+        as_fast: names of the entrants that are at most 2 % or not significantly slower than the fastest.
     """
 
     entrants: tuple[Entrant, ...]

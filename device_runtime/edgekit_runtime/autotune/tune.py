@@ -1,9 +1,9 @@
 """Tuning: measures a small grid of options on this machine, and drops the slower half in each step.
 
-A few measurements are enough to drop the slower half. The faster half continues with twice as many
-measurements, each time in several fresh processes. The last setting is then compared with the package's own
-setting in fresh processes, and is used only if it is significantly faster, because the best of many can look
-good by luck. Spinning threads use more energy, which is not measured, so they must win by a larger margin.
+Each step measures the remaining settings twice as often as the step before, in several fresh processes. The
+last setting is then compared with the package's own setting in fresh processes. It is used only if it is
+significantly faster, because the best of many noisy results can be the best by chance. A setting with
+spinning threads must be faster by a larger margin, because the threads use energy that is not measured.
 
 Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
 """
@@ -54,9 +54,9 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: seconds per row, one value for each process of the last contest with this setting, or None if
-            it failed or was not measured. See `hold_contest`.
-        ratio: `latency` divided by that of the package's own setting in the same contest, or None.
+        latency: seconds per row, one value for each process of the last contest with this setting, see
+            `hold_contest`. None if the setting failed or was not measured.
+        ratio: `latency` divided by the latency of the package's own setting in this contest, or None.
         processes: number of processes in all contests.
         reason: why the setting failed, or None.
     """
@@ -153,7 +153,7 @@ def tune(
 
 @dataclass(slots=True, kw_only=True)
 class SettingSearch:
-    """Halves settings until about `end_s` on `clock`."""
+    """Searches for the best setting by successive halving. The search ends at about `end_s` on `clock`."""
 
     measure: Measure
     manifest: Manifest

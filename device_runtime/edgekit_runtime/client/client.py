@@ -103,8 +103,8 @@ class Client:
                 contain states, and outputs that are states are not returned.
 
         Raises:
-            DataError: an array cannot be sent, an output is not from `shared` or has another dtype there, or
-                `timeout_s` is out of range.
+            DataError: an array cannot be sent, an array in `outputs` is not from `shared` or has the wrong
+                dtype, or `timeout_s` is out of range.
         """
         try:
             options = InferOptions(name, version, priority, timeout_s, sequence)
@@ -160,8 +160,8 @@ class Client:
     ) -> Callable[[], dict[str, Array]]:
         """Return a function that runs a model on the values that `inputs` have at the time of each call.
 
-        The request is prepared only once, for calls in a loop. The function returns and raises what `infer`
-        does.
+        The request is prepared only once, which makes calls in a loop faster. The function returns and raises
+        the same as `infer`.
 
         The arguments are those of `infer`. Each array in `inputs` must be C-contiguous.
 

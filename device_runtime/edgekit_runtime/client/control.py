@@ -1,7 +1,6 @@
 """Requests to the running service, for example to read its metrics or load another version.
 
-A service that starts loads the installed versions by itself. Unlike the client, this module does not import
-numpy, so that the agent of a fleet stays small.
+Unlike the client, this module does not import numpy, so that the agent of a fleet uses little memory.
 """
 
 import contextlib
@@ -141,10 +140,10 @@ def read_service_log(socket_path: Path, count: int) -> list[str]:
 
 
 def read_samples(socket_path: Path) -> dict[str, Any]:
-    """Return what the service says about samples, empty if there is no answer within 5 s.
+    """Return the state of the samples in the service. It is empty if there is no answer within 5 s.
 
-    `allowed` says whether the owner allows samples. `orders` is a dict from order id to the fields of
-    `ReportedSamples`.
+    Its member `allowed` states whether the owner allows samples. `orders` is a dict from order id to the
+    fields of `ReportedSamples`.
     """
     return _read_own(socket_path, SAMPLES)
 

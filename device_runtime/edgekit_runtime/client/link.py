@@ -201,9 +201,9 @@ class Link:
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def drop_leftovers(self) -> None:
-        """Disconnect if unrequested bytes have arrived, which the next request would take for its response.
+        """Disconnect if the service has closed the connection, or has sent bytes without a request.
 
-        Call this only between two requests. It also closes an idle connection that the service has closed.
+        Call this only between two requests. The next request would read such bytes as its response.
         """
         connected = self._socket
         if connected is None:
@@ -279,7 +279,7 @@ class Link:
     def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
         """Send a request whose body carries a file descriptor, and return the same as `ask`.
 
-        The descriptor is sent after the service has read the head, because a plain read would drop it.
+        The descriptor is sent only after the service has read the head. A read of the head would discard it.
 
         Args:
             head: head with `Expect: 100-continue`.
