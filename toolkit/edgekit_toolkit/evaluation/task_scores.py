@@ -1,7 +1,7 @@
-"""Scores against true masks and texts: mean intersection over union, and the share of right characters.
+"""Scores with respect to true masks and texts: mean intersection over union, and character accuracy.
 
-Each sample is reduced to a few counts; a score of any part of the samples is made of their sums. What cannot
-be decoded, such as NaN, counts as nothing.
+Each sample is reduced to a few counts. The score of any set of samples is computed from the sums of these
+counts. Outputs that cannot be decoded, such as NaN, count as empty.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ _MAX_SIDE: Final = 1 << 14
 
 
 def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], Counts]:
-    """Return a function that counts a sample's pixels of each class, int64 [3, 255].
+    """Return a function that counts the pixels of each class in a sample, int64 [3, 255].
 
-    The three rows count each class's pixels: rightly predicted, predicted, and true. Pixels whose true class
-    is 255 do not count.
+    The three rows are the correctly predicted, the predicted and the true pixels of each class. Pixels with
+    the true class 255 are ignored.
     """
     options = replace(options, max_side=_MAX_SIDE)
 
@@ -46,10 +46,10 @@ def count_pixels(options: SegmentationOptions) -> Callable[[Outputs, TrueMask], 
 
 
 def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels: Any) -> float:
-    """Return the mean intersection over union of all classes that occur in the results of `count_pixels`.
+    """Return the mean intersection over union of all classes in the results of `count_pixels`.
 
     Raises:
-        DataError: no pixel counts.
+        DataError: No pixel has a true class.
     """
     common, predicted, true = np.sum(counts, axis=0)
     union = predicted + true - common
@@ -59,7 +59,7 @@ def mean_overlap(counts: Sequence[Counts], _reference: Sequence[Counts], _labels
 
 
 def count_edits(options: TextOptions) -> Callable[[Outputs, TrueText], Counts]:
-    """Return a function that counts a sample's text edits (Levenshtein) and true characters, int64 [2]."""
+    """Return a function that counts the edits (Levenshtein) and true characters of a sample, int64 [2]."""
 
     def reduce(outputs: Outputs, truth: TrueText) -> Counts:
         try:
@@ -75,7 +75,7 @@ def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], 
     """Return 1 minus the character error rate over all results of `count_edits`, at least 0.
 
     Raises:
-        DataError: all texts are empty.
+        DataError: All texts are empty.
     """
     edits, characters = np.sum(counts, axis=0).tolist()
     if not characters:
@@ -84,7 +84,7 @@ def share_of_characters(counts: Sequence[Counts], _reference: Sequence[Counts], 
 
 
 def edit_distance(text: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the least number of insertions, removals and replacements between two texts (Levenshtein)."""
+    """Return the minimum number of insertions, removals and replacements between two texts (Levenshtein)."""
     symbols = np.asarray(list(other))
     offsets = np.arange(len(symbols) + 1)
     row = offsets

@@ -1,1 +1,1 @@
-"""Importers: one a source format. Each returns a `SourceModel` and never touches the file that it reads."""
+"""Importers, one for each source format. They return a `SourceModel` and never change the source file."""

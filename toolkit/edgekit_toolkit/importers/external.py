@@ -1,8 +1,8 @@
-"""External data: weights that an ONNX model keeps in files beside it.
+"""External data: weights that an ONNX model stores in other files.
 
-Every location is checked before anything is read: a model file may not name files outside its folder. Caches
-such as Hugging Face's link the model and its data to one folder of blobs: where the model is such a link, the
-folder that it leads to is its own too.
+All locations are checked before a file is read, because a model must not name files outside its folder. In
+caches such as that of Hugging Face, the model and its data are links to files in another folder. If the model
+is such a link, the folder of its target is also allowed.
 """
 
 import math
@@ -30,11 +30,13 @@ class _Part:
 
 
 def external_files(model: onnx.ModelProto, path: Path) -> dict[str, Path]:
-    """Return the external files that the model in `path` names, by location, sorted; none has been read.
+    """Return a sorted dict from location to path for the external files of the model in `path`.
+
+    The files are not read.
 
     Raises:
-        ModelError: no file is at a location, or the location is outside the model's folder. If the model is a
-            symbolic link, external files may also be links into the folder of its target.
+        ModelError: A file is missing, or is outside the model's folder. If the model is a symbolic link,
+            external files may also be links into the folder of its target.
     """
     locations = {_entries(name, tensor)["location"]: name for name, tensor in _external(model)}
     return {location: _resolved(path, location, locations[location]) for location in sorted(locations)}
@@ -44,13 +46,14 @@ def merge_external(model: onnx.ModelProto, files: Mapping[str, Path], max_bytes:
     """Move the external weights into `model`.
 
     Args:
-        model: changed in place.
-        files: result of `external_files`.
-        max_bytes: limit on the sum of the weights' sizes. The sum can exceed the sizes of the files, because
-            tensors may share bytes.
+        model: The model, which is changed in place.
+        files: The result of `external_files`.
+        max_bytes: The maximum total size of the weights. It can exceed the size of the files, because tensors
+            may share bytes.
 
     Raises:
-        ModelError: an offset or length is beyond the file or does not fit its tensor; the sum is too large.
+        ModelError: An offset or length is beyond the file or does not fit its tensor, or the total is too
+            large.
     """
     parts = [_part(name, tensor, files) for name, tensor in _external(model)]
     total = sum(part.length for part in parts)

@@ -1,6 +1,6 @@
-"""Describes a file of the wrong kind for error messages, with what to do next.
+"""Describes a file of the wrong kind for error messages, and what to do next.
 
-It only looks at bytes: nothing is unpickled, unpacked or loaded.
+It only looks at bytes. Nothing is unpickled, unpacked or loaded.
 """
 
 import re
@@ -55,7 +55,7 @@ _GREATEST_PLAUSIBLE_IR: Final = 99
 
 
 def is_tflite(path: Path) -> bool:
-    """Whether a file has the signature of a `.tflite` model; False if it cannot be read."""
+    """Return whether a file has the signature of a `.tflite` model. False if it cannot be read."""
     offset, signature = _TFLITE
     try:
         with path.open("rb") as file:
@@ -65,20 +65,20 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return the end of an error message about a folder that is no model: what it is, and what to do."""
+    """Return the end of an error message about a folder that is not a model: its kind and what to do."""
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel; {_TO_ONNX_FROM_KERAS}"
     return "a folder; give the model file in it"
 
 
 def describe_signature(head: bytes) -> str | None:
-    """Return what kind of file begins with these bytes, and what to do with it; None if they are unknown."""
+    """Return the kind of a file that begins with these bytes and what to do, or None if it is unknown."""
     matches = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
     return next(matches, None)
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
-    """Return the end of an error message about a file that is no ONNX model: what it is, and what to do."""
+    """Return the end of an error message about a file that is not an ONNX model: its kind and what to do."""
     if not content:
         return "empty; write or copy the file again"
     if path.name == "saved_model.pb":
@@ -95,7 +95,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return the kind of a path that is no package, and what to do; None if it may be a package."""
+    """Return the kind of a path that is not a package and what to do, or None if it may be a package."""
     if path.is_dir():
         packages = sorted(package.name for package in path.glob("*.edgepkg"))
         return (

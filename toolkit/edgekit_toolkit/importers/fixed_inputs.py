@@ -1,4 +1,4 @@
-"""Binds inputs of an ONNX model to constants, so that the passes compute what follows from them."""
+"""Binds inputs of an ONNX model to constants, so that passes can fold the nodes that depend on them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,12 +21,13 @@ _MIN_IR_VERSION = 4  # before, an initializer had to be an input too
 
 
 def fix_inputs(source: SourceModel[Model], values: Mapping[str, JsonValue]) -> SourceModel[Model]:
-    """Return the model without these inputs, which have become initializers.
+    """Return the model with these inputs converted to initializers.
 
-    `values`: input name -> a number for all elements, or nested lists of numbers in the input's shape.
+    `values` is a dict from input name to a number for all elements, or to nested lists in the input's shape.
 
     Raises:
-        ModelError: an input is unknown or cannot hold its value, no input would remain, or it is a `.tflite`.
+        ModelError: An input is unknown or cannot have its value, no input would remain, or the model is a
+            `.tflite`.
     """
     if not values:
         return source

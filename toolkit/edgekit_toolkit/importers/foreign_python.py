@@ -1,11 +1,12 @@
-"""Models that only the library they were made with can read, exported by the user's own Python.
+"""Exports models that only the library that made them can read, with the user's own Python.
 
-`--python ENV/bin/python` names an environment that has it: TensorFlow for a SavedModel or a Keras file, torch
-for a `.pt2`. So edgekit's own environment needs neither. The export is kept, and packaged like any file:
+`--python ENV/bin/python` names an environment with this library: TensorFlow for a SavedModel or a Keras file,
+torch for a `.pt2`. The environment of edgekit needs neither. The exported file is stored, and packaged like
+any other file:
 
     edgekit package saved_model/ --python ~/train/env/bin/python --target rpi5
 
-What TensorFlow exports is run here on the same inputs, and refused if it computes something else.
+A model from TensorFlow is run on the same inputs in both libraries, and refused if the outputs differ.
 """
 
 import shutil
@@ -36,16 +37,17 @@ _RUN: Final = (
 
 
 def export_by(python: Path, model: Path, folder: Path) -> Path:
-    """Export a model by another Python; return the path of the ONNX or `.tflite` file in `folder`.
+    """Export a model with another Python. Return the path of the ONNX or `.tflite` file in `folder`.
 
     Args:
-        python: the interpreter of an environment with TensorFlow or torch.
-        model: a SavedModel's folder, a Keras file or a `.pt2`. It must be trusted, because its code runs.
-        folder: folder for the result; it is created.
+        python: The interpreter of an environment with TensorFlow or torch.
+        model: The folder of a SavedModel, a Keras file or a `.pt2`. It must be trusted, because its code
+            runs.
+        folder: The folder for the result, which is created.
 
     Raises:
-        ModelError: the model has another format; the library is missing, refuses the model, or takes too
-            long; or the exported model computes other outputs.
+        ModelError: The format is not supported, the library is missing, refuses the model or takes too long,
+            or the exported model computes other outputs.
     """
     if is_pt2(model):
         return _export_pt2(python, model, folder)

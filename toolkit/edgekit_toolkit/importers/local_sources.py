@@ -1,11 +1,12 @@
-"""Models by the names of the tools that stored them: the cache of Hugging Face, a model of MLflow.
+"""Finds models in the cache of Hugging Face, in a model of MLflow, and in model packages.
 
     hf:OWNER/NAME[@REVISION][:FILE]     a file of a repository that `hf download` has put into the cache
     mlflow:PATH                         the ONNX file of a model that MLflow has saved in a folder
     FOLDER.ortpackage                   the processor's variant of a model package of onnxruntime or Olive
 
-Nothing is downloaded. Hugging Face's snapshots are links into a folder of blobs beside them. A link that
-leads out of the folder of its repository, or a name or link out of the other folders, is refused unread.
+Nothing is downloaded. The files of Hugging Face are links to another folder in the same repository. A link
+out of the folder of the repository is refused without reading it. So is a name or link out of the other
+folders.
 
 Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; onnxruntime, `model_package/README.md`;
 the writer of olive-ai 0.13, `olive/cli/model_package.py`.
@@ -34,18 +35,18 @@ _PROCESSOR: Final = "CPUExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The file of a model; `name` is its repository's or model package's name, None for a plain path."""
+    """The file of a model. `name` is the name of its repository or model package, or None for a path."""
 
     path: Path
     name: str | None = None
 
 
 def find_model(source: str) -> LocalModel:
-    """Return the file that a source names: `hf:` (cache), `mlflow:` (folder), a model package or a path.
+    """Return the file of a source, which is `hf:` (cache), `mlflow:` (folder), a model package or a path.
 
     Raises:
-        ModelError: the source is malformed, not on this machine, or has several models or a link out of its
-            folder.
+        ModelError: The source is malformed or not on this machine, has several models, or has a link out of
+            its folder.
     """
     if source.startswith(_HF):
         return _find_in_cache(source)
@@ -56,7 +57,7 @@ def find_model(source: str) -> LocalModel:
 
 
 def is_named(source: str) -> bool:
-    """Whether a source is a public name, `hf:OWNER/NAME`, and not a path on this machine."""
+    """Return whether a source is a public name, `hf:OWNER/NAME`, and not a path on this machine."""
     return source.startswith(_HF)
 
 

@@ -1,4 +1,4 @@
-"""A model's file, read whole and within a limit, and the model that an importer makes from it."""
+"""Reads the file of a model up to a size limit, and defines the model that importers return."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,19 +22,19 @@ M_co = TypeVar("M_co", bound=Model, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel(Generic[M_co]):
-    """A model as it was given, external data included.
+    """An imported model, including external data.
 
     Attributes:
-        sha256: digest of the file, in hexadecimal. With external data it covers the file and then each
-            external file, in the order of their names, each after a line with its name and size.
-        size_bytes: size of the file and its external data together; for a `.pt2`, size of the resulting ONNX
+        sha256: The digest of the file in hexadecimal. It also covers each external file in the order of
+            names, after a line with its name and size.
+        size_bytes: The size of the file and its external data. For a `.pt2`, the size of the exported ONNX
             model.
-        model: the model, which no longer refers to other files. Functions of an ONNX model are inlined.
-            Outputs of a `.tflite` have the shapes of test runs, even if the file recorded others.
-        inputs: inputs of a session. A `.tflite` input of codes with a scale is float32 here.
-        original: the model before operators were replaced by their definitions, or before it was converted to
-            an older operator set, so that the engine runs it. None without such a change.
-        states: outputs that are inputs of the next run.
+        model: The model, which does not refer to other files. Functions of an ONNX model are inlined. Outputs
+            of a `.tflite` have the shapes of test runs, even if the file states others.
+        inputs: The inputs of a session. A quantized `.tflite` input with a scale is float32 here.
+        original: The model before operators were replaced by their definitions, or before it was converted to
+            an older operator set for the engine. None without such a change.
+        states: The outputs that are inputs of the next run.
     """
 
     path: Path
@@ -48,10 +48,10 @@ class SourceModel(Generic[M_co]):
 
 
 def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:
-    """Return the content of a file; `ending`: which kind to ask for in an error message, such as `.onnx`.
+    """Return the content of a file. `ending` is the expected kind for error messages, such as `.onnx`.
 
     Raises:
-        ModelError: there is no such file, it is no regular file, or it is larger than `max_bytes`.
+        ModelError: The file is missing, is not a regular file, or is larger than `max_bytes`.
     """
     if not path.exists():
         raise ModelError("no such file; check the path")
@@ -67,7 +67,7 @@ def check_size(size_bytes: int, max_bytes: int) -> None:
     """Check that a model has at most `max_bytes`.
 
     Raises:
-        ModelError: it has more.
+        ModelError: The model is larger.
     """
     if size_bytes > max_bytes:
         raise ModelError(
@@ -78,7 +78,7 @@ def check_size(size_bytes: int, max_bytes: int) -> None:
 
 @contextmanager
 def errors_with_path(path: Path) -> Iterator[None]:
-    """Re-raise a ModelError or OSError of the block as a ModelError whose message begins with `path`."""
+    """Convert a ModelError or OSError of the block to a ModelError whose message starts with `path`."""
     try:
         yield
     except ModelError as error:

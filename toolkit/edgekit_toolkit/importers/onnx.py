@@ -1,6 +1,6 @@
-"""ONNX files to a `SourceModel`: read whole, checked, and known to load in onnxruntime.
+"""Imports ONNX files as a `SourceModel`: reads and checks them, and loads them in onnxruntime.
 
-The file is only ever read. It does not optimise (see `passes`), and it does not run the model.
+The file is not changed. This module does not optimise the model (see `passes`).
 """
 
 import hashlib
@@ -51,13 +51,14 @@ def load_onnx(path: Path, *, max_bytes: int = MAX_MODEL_BYTES) -> SourceModel[On
     """Return the model in an ONNX file.
 
     Args:
-        path: the `.onnx` file; external data lie beside it or below.
-        max_bytes: size limit of the file and its external data together.
+        path: The path of the `.onnx` file. External data are in the same folder or below.
+        max_bytes: The maximum size of the file and its external data.
 
     Raises:
-        ModelError: the file is no ONNX model (the message says what it is), truncated, too large, damaged, or
-            not supported: unknown operators or operator sets, custom domains, external data that are missing
-            or outside the model's folder, NaN or infinite weights, no inputs or outputs.
+        ModelError: The file is not an ONNX model (the message says what it is), or it is truncated, too
+            large, damaged or not supported. Not supported are unknown operators or operator sets, custom
+            domains, external data that are missing or outside the folder, NaN or infinite weights, and models
+            without inputs or outputs.
     """
     with errors_with_path(path):
         return _load(path, max_bytes)
@@ -97,7 +98,7 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
 
 
 def check_inference(content: bytes) -> None:
-    """Check that onnx can infer shapes without a crash, which wrong attributes such as 0 heads cause.
+    """Check that shape inference of onnx does not crash, as it does for invalid attributes such as 0 heads.
 
     Raises:
         ModelError: onnx crashes on this model.
@@ -197,7 +198,7 @@ def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None
 
 
 def older_set_notes(source: SourceModel[Model]) -> list[str]:
-    """Return a sentence for the user if the model was converted to an older operator set, else no text."""
+    """Return a sentence for the user if the model was converted to an older operator set, or no sentence."""
     if source.original is None or not isinstance(source.model, OnnxModel):
         return []
     stated, used = opset(source.original), opset(source.model.proto)

@@ -1,6 +1,6 @@
-"""Refuses readable ONNX models that cannot be used: each check names the place and what to do next.
+"""Refuses readable ONNX models that cannot be used. Each error states the place and what to do next.
 
-It changes nothing and runs nothing.
+This module changes nothing and runs nothing.
 """
 
 import math
@@ -26,10 +26,10 @@ _PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", 
 
 
 def check_names(message: Message) -> None:
-    """Check that every name in an ONNX model, or in a part of it, is text; protobuf does not check that.
+    """Check that all names in an ONNX model, or in a part of it, are text. protobuf does not check that.
 
     Raises:
-        ModelError: a name is not UTF-8.
+        ModelError: A name is not UTF-8.
     """
     for field, value in _fields(message):
         is_single = isinstance(value, str | bytes | Message)
@@ -53,10 +53,10 @@ def _fields(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
 
 
 def check_interface(model: onnx.ModelProto) -> None:
-    """Check that the model has inputs and outputs, and that their names tell them apart.
+    """Check that the model has inputs, and has outputs with unique names.
 
     Raises:
-        ModelError: there is no graph, no input or no output, or two outputs have one name.
+        ModelError: There is no node, no input or no output, or two outputs have the same name.
     """
     if not model.graph.node:
         raise ModelError("the model has no nodes: nothing would run; export it again")
@@ -73,8 +73,8 @@ def check_operators(model: onnx.ModelProto) -> None:
     """Check that every operator is defined by the operator sets that the model imports.
 
     Raises:
-        ModelError: an operator set that is missing, too old or too new; a custom domain; an operator that its
-            set does not have.
+        ModelError: An operator set is missing, too old or too new, a domain is custom, or an operator is not
+            in its operator set.
     """
     versions = {item.domain: int(item.version) for item in model.opset_import}
     default = next((versions[domain] for domain in DEFAULT_DOMAINS if domain in versions), None)
@@ -101,14 +101,14 @@ def check_operators(model: onnx.ModelProto) -> None:
 
 
 def check_weights(model: onnx.ModelProto) -> None:
-    """Check that every stored float is finite.
+    """Check that all stored floats are finite.
 
-    Infinities are allowed in a scalar (a bound) and in a tensor of only zeros and infinities (a mask). -inf
-    is also allowed in a tensor that no matrix product, convolution or recurrent layer reads (a mask that
-    holds biases too).
+    Infinity is allowed in a scalar (a bound) and in a tensor of only zeros and infinities (a mask). -inf is
+    also allowed in a tensor that is not an input of a matrix product, convolution or recurrent layer (a mask
+    that also contains biases).
 
     Raises:
-        ModelError: NaN or infinite weights, with the name of the tensor and their number.
+        ModelError: A weight is NaN or infinite. The message states the tensor and the number of such values.
     """
     factors = {name for node in nodes(model) if node.op_type in _PRODUCTS for name in node.input}
     for name, tensor in stored_tensors(model):
@@ -128,7 +128,7 @@ def check_weights(model: onnx.ModelProto) -> None:
 
 
 def explain_refusal(model: onnx.ModelProto, refusal: BaseException) -> ModelError:
-    """Return an error that explains onnxruntime's refusal of `model`: operator, node and domain."""
+    """Return an error that explains why onnxruntime refused `model`, with operator, node and domain."""
     text = str(refusal)
     engine = f"onnxruntime {onnxruntime.__version__}"
     kernel = re.search(r"implementation for (\S+?)\((\d+)\) node with name '(.*?)'", text)

@@ -1,7 +1,7 @@
-"""Shapes of the outputs for which a model states none: what ONNX infers, as far as runs confirm it.
+"""Infers the shapes of outputs for which the model states none, and corrects them with test runs.
 
-Inference is wrong for some operators: a `Slice` of opset 10 passes on the name of the axis that it cuts, and
-a `ConvTranspose` with `output_shape` loses the axes of its image.
+The shape inference of ONNX is wrong for some operators. For example, a `Slice` of opset 10 keeps the name of
+the axis that it cuts, and a `ConvTranspose` with `output_shape` loses the axes of the image.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ Shape = tuple[int | str, ...]
 
 
 def infer_outputs(model: onnx.ModelProto) -> list[str]:
-    """Infer the shape of each output that has none, in place; return the names of these outputs.
+    """Infer the shapes of outputs without a shape in place, and return the names of these outputs.
 
     Raises:
-        ModelError: shapes contradict each other.
+        ModelError: Shapes contradict each other.
     """
     graph = model.graph
     unstated = [value.name for value in graph.output if not value.type.tensor_type.HasField("shape")]
@@ -43,9 +43,9 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Run the model. If an output's axis has another size than stated, make the axis free, in place.
+    """Run the model, and make each axis free whose size differs from the stated size, in place.
 
-    The engine must be able to load the model.
+    `names` are the outputs to correct. The engine must be able to load the model.
     """
     if not names:
         return

@@ -1,8 +1,7 @@
-"""PyTorch exported programs (`.pt2`) to ONNX, through torch's own exporter in a process of its own.
+"""Converts PyTorch exported programs (`.pt2`) to ONNX with torch's exporter in a child process.
 
-torch is not needed for anything else, so it is imported there only. It must not unpickle objects of the file,
-which could run code. It still evaluates the file's expressions of sizes, so open only programs from a source
-that you trust.
+Only the child process imports torch. It must not unpickle objects of the file, because they could run code.
+It evaluates the size expressions of the file, so open only programs from a trusted source.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ _MODULE: Final = "edgekit_toolkit.importers.pt2_child"
 
 
 def is_pt2(path: Path) -> bool:
-    """Whether a file is to be read as a PyTorch exported program: it is named `.pt2` and a ZIP archive."""
+    """Return whether a file is a PyTorch exported program: it is named `.pt2` and is a ZIP archive."""
     try:
         with path.open("rb") as file:
             return path.suffix == ".pt2" and file.read(len(_ZIP)) == _ZIP
@@ -41,13 +40,14 @@ def is_pt2(path: Path) -> bool:
 def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     """Return the program in a `.pt2` file as an ONNX model.
 
-    `sha256` is of the `.pt2` file; `size_bytes` is of the ONNX model, since the file also holds example
-    inputs. If the program returns a dictionary, its keys name the outputs. The model has operator set 18,
-    holds its weights, and bears no trace of the machine that exported it.
+    `sha256` is the digest of the `.pt2` file. `size_bytes` is the size of the ONNX model, because the file
+    also contains example inputs. If the program returns a dict, its keys are the names of the outputs. The
+    model has operator set 18, contains its weights, and has no trace of the machine that exported it.
 
     Raises:
-        ModelError: torch is not installed; the file is damaged, was written by another version of torch or
-            needs code to be unpickled; an operator has no ONNX counterpart; or what `load_onnx` raises.
+        ModelError: torch is not installed, the file is damaged, is from another version of torch or needs
+            code to be unpickled, or an operator has no ONNX counterpart. Also raised for the errors of
+            `load_onnx`.
     """
     with errors_with_path(path):
         content = read_model_file(path, ".pt2", MAX_MODEL_BYTES)
@@ -73,13 +73,13 @@ def _export(program: Path, result: Path) -> None:
 def explain_failure(
     program: Path, code: int | None, last_line: str, python: Path | None = None
 ) -> ModelError:
-    """Return the error that says why an export in a child process wrote no model, and what to do.
+    """Return the error that explains why an export in a child process failed, and what to do.
 
     Args:
-        program: the `.pt2` file.
-        code: exit code of the child process; None if it took too long.
-        last_line: last line of the child's standard error.
-        python: the user's own interpreter, if the child ran in it.
+        program: The `.pt2` file.
+        code: The exit code of the child process, or None if it took too long.
+        last_line: The last line of the child's standard error.
+        python: The user's own interpreter if the child ran in it.
     """
     if code is None:
         return ModelError(

@@ -1,8 +1,8 @@
-"""Exports a PyTorch program to ONNX: `pt2` runs this as a separate process, the only one that imports torch.
+"""Exports a PyTorch program to ONNX. `pt2` runs this as a child process, so only that imports torch.
 
     python -m edgekit_toolkit.importers.pt2_child PROGRAM.pt2 MODEL.onnx
 
-The last line of the standard error says what went wrong.
+The last line of the standard error states the reason of a failure.
 """
 
 import logging
@@ -19,7 +19,8 @@ MISSING_TORCH: Final = 3  # exit code where torch or its exporter cannot be impo
 def main(program: str, result: str) -> int:
     """Export the `.pt2` file `program` to the ONNX file `result`.
 
-    Return the exit code: 0, 1 if torch fails, or `MISSING_TORCH`.
+    Returns:
+        The exit code: 0, 1 if torch fails, or `MISSING_TORCH`.
     """
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""Settles the sizes of the model's free dimensions, with which it runs.
+"""Determines the sizes of a model's free dimensions, with which it runs.
 
-Latency, memory and energy hold for given sizes of the free dimensions, or those of the samples; a batch is 1
-without either. The user must give any other size: a guessed height or length would make each figure a guess.
-The model runs here for the first time, so operators on which the engine fails are written out here.
+Latency, memory and energy depend on these sizes. They are taken from the user or from samples. A batch
+defaults to 1. The user must state all other sizes, because figures for guessed sizes would be meaningless.
+The model runs for the first time here, so operators that the engine does not support are also replaced here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from edgekit_toolkit.samples.split import Ranges, read_ranges
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a free dimension, and its origin: stated by the user, seen in samples, or assumed.
+    """The size of a free dimension, and whether it was given by the user, seen in samples or assumed.
 
-    Only a batch is assumed, as 1.
+    Only a batch is assumed, to be 1.
     """
 
     value: int
@@ -37,13 +37,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """A model with the sizes of its free dimensions, with which it runs.
+    """A model and the sizes of its free dimensions, with which it runs.
 
     Attributes:
-        source: the model; its `original` is set if operators were replaced.
-        sizes: name of a free dimension -> its size.
-        ranges: input name -> smallest and largest value to generate.
-        written_out: operators that were replaced by their definitions, because the engine fails on them.
+        source: The model. Its `original` is set if operators were replaced.
+        sizes: A dict from the name of a free dimension to its size.
+        ranges: A dict from input name to the smallest and largest value to generate.
+        written_out: The operators that were replaced by their definitions, because the engine fails on them.
     """
 
     source: SourceModel[Model]
@@ -60,12 +60,12 @@ class StatedSizes:
 
 
 def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) -> SizedModel:
-    """Return a model that runs, with the sizes of its free dimensions.
+    """Return a model that runs, and the sizes of its free dimensions.
 
-    Operators that the engine fails on are replaced by their definitions.
+    Operators on which the engine fails are replaced by their definitions.
 
     Raises:
-        ModelError: a size is unknown or cannot be set, or the model does not run with its sizes.
+        ModelError: A size is unknown or cannot be set, or the model does not run with its sizes.
     """
     try:
         return SizedModel(source, *_sizes(source, stated, decoding))
@@ -114,13 +114,17 @@ def settle_sizes(
     sample: Feeds | None,
     ranges: Ranges,
 ) -> dict[str, Size]:
-    """Return the size of each free dimension by name, after running an ONNX model with these sizes.
+    """Return a dict from free dimension to size. An ONNX model is run with these sizes as a check.
 
-    `stated`: sizes that the user states. `sample`: the first of the user's samples, or None. `ranges`: as for
-    `generate_feeds`.
+    Args:
+        model: The model.
+        inputs: The inputs of the model.
+        stated: The sizes that the user states.
+        sample: The first of the user's samples, or None.
+        ranges: See `generate_feeds`.
 
     Raises:
-        ModelError: a size is unknown, `stated` names no free dimension, or the model does not run with them.
+        ModelError: A size is unknown, `stated` names no free dimension, or the model does not run.
     """
     sizes_by_name = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
@@ -153,7 +157,7 @@ def _unknown(missing: Sequence[str]) -> str:
 
 
 def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[TensorSpec, ...]:
-    """Return the inputs with `batch` as the size of their free batch; unchanged if `batch` is None."""
+    """Return the inputs with the size `batch` for their free batch. If it is None, they are not changed."""
     if batch is None:
         return inputs
     free = batch_dims(inputs)
@@ -163,5 +167,5 @@ def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[Tenso
 
 
 def list_sizes(sizes: Mapping[str, int]) -> str:
-    """Return sizes as a text such as `height=224, width=224`."""
+    """Return sizes as text, such as `height=224, width=224`."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())

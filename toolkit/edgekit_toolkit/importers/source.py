@@ -20,12 +20,13 @@ def load_model(
 ) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
-    `fixed`: values of inputs, see `fix_inputs`. `states`: output -> input of the next run, see `name_states`.
+    `fixed` are values of inputs, see `fix_inputs`. `states` is a dict from output to the input of the next
+    run, see `name_states`.
 
     Raises:
-        ModelError: the file has another format, or cannot be used; see `load_onnx`, `load_tflite`,
+        ModelError: The file has another format or cannot be used. See `load_onnx`, `load_tflite` and
             `load_pt2`.
-        EngineMissingError: it is a `.tflite`, and LiteRT is not installed.
+        EngineMissingError: The file is a `.tflite`, and LiteRT is not installed.
     """
     return name_states(fix_inputs(_load(path), fixed or {}), states or {})
 

@@ -1,4 +1,4 @@
-"""Sparse weights of an ONNX model become dense ones: engines widen them anyway, and no pass reads them."""
+"""Converts sparse weights of an ONNX model to dense weights, because no pass supports sparse ones."""
 
 import math
 
@@ -11,10 +11,10 @@ from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def store_densely(model: onnx.ModelProto, max_bytes: int) -> None:
-    """Replace sparse initializers and sparse values of Constant nodes by dense tensors, in place.
+    """Replace sparse initializers and sparse values of Constant nodes by dense tensors in place.
 
     Raises:
-        ModelError: a sparse tensor is not valid, or the resulting model is larger than `max_bytes`.
+        ModelError: A sparse tensor is invalid, or the resulting model is larger than `max_bytes`.
     """
     left_bytes = max_bytes - model.ByteSize()
 

@@ -1,7 +1,7 @@
-"""States of a model: the outputs that are inputs of its next run, as the user names them.
+"""States of a model: outputs that are inputs of the next run. The user names them.
 
-Recurrent operators of ONNX have the batch in the second axis of their states, as in [layers, batch, hidden].
-Here it moves to the front, so that states of several sequences share a batch like all other inputs.
+In recurrent operators of ONNX, the batch is the second axis of a state, as in [layers, batch, hidden]. This
+module moves it to the front, so that states of several sequences are batched like other inputs.
 """
 
 import copy
@@ -38,10 +38,11 @@ _AFTER: Final = (
 def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> SourceModel[Model]:
     """Return the model with these states. If a state has a free batch, the batch becomes its first axis.
 
-    `states`: name of an output -> name of the input that gets its value in the next run.
+    `states` is a dict from the name of an output to the name of the input that gets its value in the next
+    run.
 
     Raises:
-        ModelError: there is no such output or input, or they differ in dtype or shape.
+        ModelError: An output or input does not exist, or they differ in dtype or shape.
     """
     if not states:
         return source
@@ -62,7 +63,10 @@ def name_states(source: SourceModel[Model], states: Mapping[str, str]) -> Source
 def propose_states(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], states: Sequence[RecurrentState]
 ) -> list[RecurrentState]:
-    """Return pairs of output and input that look like states by dtype, shape and name; without `states`."""
+    """Return pairs of output and input that look like states by dtype, shape and name.
+
+    Outputs and inputs that are already in `states` are omitted.
+    """
     named = {name for state in states for name in (state.output, state.input)}
     return [
         proposal

@@ -1,10 +1,10 @@
-"""Exports a TensorFlow SavedModel or Keras file: `foreign_python` runs this file with the user's own Python.
+"""Exports a TensorFlow SavedModel or Keras file. `foreign_python` runs this file in the user's Python.
 
     ENV/bin/python tensorflow_child.py MODEL FOLDER
 
-It writes `model.onnx` if that Python has tf2onnx, else `model.tflite`, and `check.npz`: inputs of the
-signature and what TensorFlow computes from them. It imports nothing of edgekit. The last line of the standard
-error says what went wrong.
+It writes `model.onnx` if tf2onnx is installed there, else `model.tflite`. It also writes `check.npz`, with
+inputs and the outputs that TensorFlow computes from them. It does not import edgekit. The last line of the
+standard error states the reason of a failure.
 """
 
 import os
@@ -18,10 +18,10 @@ _OPSET = "17"
 
 
 def main(model: str, folder: str) -> int:
-    """Export a SavedModel's folder or a Keras file to `folder`.
+    """Export the folder of a SavedModel or a Keras file to `folder`, and write `check.npz`.
 
-    Also write `check.npz`: inputs and TensorFlow's outputs. Return the exit code: 0, 1 if TensorFlow fails,
-    or `MISSING_LIBRARY`.
+    Returns:
+        The exit code: 0, 1 if TensorFlow fails, or `MISSING_LIBRARY`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

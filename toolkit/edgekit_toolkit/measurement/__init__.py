@@ -1,1 +1,1 @@
-"""Memory and load, measured on this machine."""
+"""Measurements of memory and load on this machine."""

@@ -1,8 +1,8 @@
-"""The arithmetic of this machine's 8-bit products, which decides whether scores hold for the target.
+"""The arithmetic of 8-bit products on this machine, which decides whether scores hold for the target.
 
-All targets add 8-bit products exactly, in 32 bits: Arm and TensorRT by their instructions, x86 by VNNI or by
-the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_products`). This machine does so
-too, but for a few products of models that were quantized elsewhere (`models.saturating_products`).
+All targets add 8-bit products exactly in 32 bits. Arm and TensorRT have instructions for this. x86 uses VNNI,
+or else a setting of the runtime (`edgekit_runtime.sessions.ort_products`). This machine is exact too, except
+for a few products of models that were quantized by other tools (`models.saturating_products`).
 """
 
 import platform
@@ -20,7 +20,7 @@ _ARM: Final = ("i8mm", "asimddp", "asimd")
 
 
 def processor_features() -> list[str]:
-    """Return the features of this processor, as `/proc/cpuinfo` names them; empty without that file."""
+    """Return the features of this processor from `/proc/cpuinfo`. Empty if that file is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -29,7 +29,7 @@ def processor_features() -> list[str]:
 
 
 def instruction_set() -> str:
-    """Return Linux's name of this processor's best instructions for 8-bit products, or `unknown`."""
+    """Return Linux's name of this processor's best instruction set for 8-bit products, or `unknown`."""
     features = processor_features()
     return next((name for name in (*_X86, *_ARM) if name in features), "unknown")
 
@@ -43,9 +43,9 @@ def arithmetic_facts() -> dict[str, Any]:
 
 
 def measures_here(target: Target) -> bool:
-    """Whether latency measured here holds for the target.
+    """Return whether a latency that is measured on this machine holds for the target.
 
-    The target must be a generic x86-64, and both processors must have VNNI or both lack it: without VNNI,
+    The target must be a generic x86-64, and either both processors or neither must have VNNI. Without VNNI,
     int8 kernels take several times as long.
     """
     is_generic = target.name in _GENERIC and platform.machine() == "x86_64"
@@ -53,5 +53,5 @@ def measures_here(target: Target) -> bool:
 
 
 def score_label(model: Model) -> str:
-    """Return `estimated` if sums of the model saturate here and not on the target, otherwise `measured`."""
+    """Return `estimated` if sums of the model saturate here and not on the target, else `measured`."""
     return "estimated" if model.saturating_nodes() else "measured"

@@ -1,7 +1,8 @@
-"""Small networks of random weights whose times tell how a device runs each kind of kernel.
+"""Small networks with random weights, whose times show how a device runs each kind of kernel.
 
-They resemble what runs on devices: stacks of convolutions, separable convolutions, dense layers, attention,
-recurrent and temporal layers; most also with 8-bit codes. Their outputs mean nothing.
+They resemble networks that run on devices: stacks of convolutions, separable convolutions, dense layers,
+attention, recurrent and temporal layers. Most of them also exist with 8-bit codes. Their outputs have no
+meaning.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ INT8_SUFFIX: Final = "-int8"
 
 
 def make_calibration_networks() -> dict[str, onnx.ModelProto]:
-    """Return the calibration networks by name; they and their weights are equal in every call."""
+    """Return the calibration networks by name. The networks and their weights are the same in every call."""
     plans: dict[str, Callable[[_Builder], None]] = {
         "conv-large": lambda net: _stack(net, channels=32, size=56, layers=4),
         "conv-middle": lambda net: _stack(net, channels=64, size=28, layers=4),
@@ -69,10 +70,10 @@ def calibration_names() -> frozenset[str]:
 
 
 def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
-    """Return a digest that identifies the networks, 16 hexadecimal digits.
+    """Return a digest that identifies the networks, as 16 hexadecimal digits.
 
-    Times of different networks must not be mixed. The digest leaves out inferred shapes, which may differ
-    between releases of onnx.
+    It prevents that times of different networks are compared. It does not include inferred shapes, which may
+    differ between releases of onnx.
     """
     digest = hashlib.sha256()
     for name in sorted(networks):
@@ -252,9 +253,9 @@ def make_calibration_models(engine: str) -> Mapping[str, Model]:
 
 
 def digest_calibration_models(engine: str) -> str:
-    """Return the digest of this release's calibration networks for an engine.
+    """Return the digest of the calibration networks of this release for an engine.
 
-    For LiteRT the text also names the release of ai-edge-quantizer, which decides the files.
+    For LiteRT, it also contains the release of ai-edge-quantizer, which determines the files.
     """
     digest, tool = digest_calibration_networks(), find_support(engine).maker.codes_tool
     if not tool:

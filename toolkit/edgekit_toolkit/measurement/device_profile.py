@@ -1,7 +1,7 @@
-"""A target whose latency is predicted from times of the calibration networks on a device.
+"""Targets whose latency is predicted from the times of the calibration networks on a device.
 
-The times were measured by `edgekit profile`, or come from evidence of another host. They hold wherever the
-networks can run beside the model.
+The times were measured by `edgekit profile`, or are from evidence of another host. They can be used on any
+host that can run the networks and the model in turns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,22 +39,21 @@ def add_times(
     source: Source,
     is_real: bool,
 ) -> Target:
-    """Return a target with measured times of the calibration networks on a device, and its power.
+    """Return a target with measured times of the calibration networks on a device, and with its power.
 
     Args:
-        target: the target that the device is one of.
-        device: model of the device.
-        engine: name and release of the engine there.
-        seconds: name of a calibration network -> seconds of one inference of it.
-        power: power of the device; None keeps the target's power.
-        source: source of these figures. Its `key` must be `SOURCE`; it replaces the target's source with that
-            key.
-        is_real: whether a real device was measured, not an emulated one.
+        target: The target to which the device belongs.
+        device: The model of the device.
+        engine: The name and release of the engine on the device.
+        seconds: A dict from the name of a calibration network to the seconds of one inference.
+        power: The power of the device. None keeps the power of the target.
+        source: The source of these figures. Its `key` must be `SOURCE`. It replaces the target's source with
+            that key.
+        is_real: Whether the device is real and not emulated.
 
     Raises:
-        TargetError: there is no time, a time is not possible on a device, or the power at rest is above the
-            power at work.
-        EngineMissingError: no engine of this name is registered.
+        TargetError: There are no times, a time is impossible, or the idle power is above the active power.
+        EngineMissingError: No engine of this name is registered.
         ValueError: `power` is given, and the target has several power modes.
     """
     status: Status = "measured" if is_real else "estimated"
@@ -70,10 +69,10 @@ def add_times(
 
 
 def start_profile(target: Target, name: str) -> Target:
-    """Return a copy of `target` under the name of a new profile, to which times of a device are then added.
+    """Return a copy of `target` with the name of a new profile, to which times can be added.
 
     Raises:
-        TargetError: `target` is itself a profile: its power may be another device's.
+        TargetError: `target` is itself a profile, so its power may be that of another device.
     """
     if target.device_times is not None:
         raise TargetError(f"{target.name} is a profile; name the target that it was made of")
@@ -88,13 +87,13 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 
 
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
-    """Return whether times are from this release's networks; only such times compare with runs here."""
+    """Return whether times are from the networks of this release, so that they compare with runs here."""
     engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == calibration_names()
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
-    """Return the ratios that convert runs of the calibration networks here into their times on a device."""
+    """Return the ratios that convert runs of the calibration networks here to their times on a device."""
     device_s = [times.seconds[name].value for name in here.networks]
     may_share = find_support(parse_engine(times.engine).name).shares_cores
     return fit_ratios(list(here.networks.values()), device_s, may_share=may_share)
@@ -103,11 +102,11 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
 def predict_latencies(
     models: Sequence[tuple[Model, Feeds]], times: DeviceTimes
 ) -> tuple[list[float], FittedRatios]:
-    """Measure models here; return the seconds of one inference of each on a device, and the fit used.
+    """Measure models here. Return the predicted seconds of one inference on a device, and the fit.
 
     Raises:
-        BackendError: the engine refuses a model or its inputs here.
-        ModelError: the work of a model for LiteRT cannot be counted.
+        BackendError: The engine refuses a model or its inputs.
+        ModelError: The work of a model for LiteRT cannot be counted.
     """
     here = measure_host_runs(models, parse_engine(times.engine).name, HOST_S)
     fitted = fit_here(times, here)

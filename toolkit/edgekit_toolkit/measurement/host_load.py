@@ -1,6 +1,7 @@
-"""Load of this machine by other processes and virtual machines while latency was measured.
+"""The load of this machine by other processes and virtual machines during a latency measurement.
 
-Linux counts both in `/proc/stat`. Elsewhere only the load average and the spread of the runs are known.
+Linux counts both in `/proc/stat`. On other systems, only the load average and the spread of the runs are
+known.
 """
 
 import os
@@ -28,13 +29,12 @@ class HostLoad:
     """The load of this machine during a measurement.
 
     Attributes:
-        cores: number of cores that this process may use.
-        load_average: load average of the last minute, at the end, own work included; None if the system has
-            none.
-        others_share: share of these cores' time that other processes used; None if it is not counted.
-        stolen_share: share of these cores' time that the hypervisor gave to other machines; None if it is not
-            counted.
-        spread: distance of the quartiles of one model's runs, as a share of their median.
+        cores: The number of cores that this process may use.
+        load_average: The load average of the last minute at the end, including this process, or None.
+        others_share: The share of the time of these cores that other processes used, or None if unknown.
+        stolen_share: The share of the time of these cores that the hypervisor gave to other virtual machines,
+            or None if unknown.
+        spread: The interquartile range of the runs of one model, divided by their median.
     """
 
     cores: int
@@ -45,7 +45,7 @@ class HostLoad:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether latencies that were measured under this load are in doubt."""
+        """Whether this load makes measured latencies doubtful."""
         shares = ((self.others_share, MOST_OTHERS), (self.stolen_share, MOST_STOLEN))
         return self.spread > MOST_SPREAD or any(share is not None and share > most for share, most in shares)
 

@@ -1,8 +1,8 @@
-"""Time of each kernel in one inference here, by one thread: the base of a prediction for a device.
+"""Measures each kernel of an inference here with one thread, as the basis of predictions for a device.
 
-Models and calibration networks run in turns, so that what slows this machine meanwhile slows both alike. Each
-network measured for a while by itself differed by 5 to 10 % from one minute to the next; in turns, its time
-over that of the others differs by about 1 %.
+Models and calibration networks run in turns, so that other load on this machine slows down both. If each
+network is measured separately, its time differs by 5 to 10 % from one minute to the next. In turns, its time
+relative to the others differs by about 1 %.
 """
 
 import functools
@@ -53,11 +53,11 @@ _RECURRENT: Final = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 
 @dataclass(frozen=True, slots=True)
 class HostRuns:
-    """Runs on this machine, measured in turns.
+    """Runs on this machine, which were measured in turns.
 
     Attributes:
-        networks: name of a calibration network -> its run.
-        models: runs of the models, in order.
+        networks: A dict from the name of a calibration network to its run.
+        models: The runs of the models, in order.
     """
 
     networks: Mapping[str, HostRun]
@@ -67,12 +67,12 @@ class HostRuns:
 def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: str, seconds: float) -> HostRuns:
     """Return the time of one inference of each model and calibration network, split into kernels.
 
-    `models`: pairs of a model of that engine and its inputs; each runs with its own options. `seconds`: about
-    how long to measure all of them; each runs three times at least.
+    `models` are pairs of a model for this engine and its inputs. Each model runs with its own options.
+    `seconds` is the approximate duration of all measurements. Each model runs at least three times.
 
     Raises:
-        BackendError: the engine refuses a model or its inputs.
-        ModelError: the work of a model for LiteRT cannot be counted.
+        BackendError: The engine refuses a model or its inputs.
+        ModelError: The work of a model for LiteRT cannot be counted.
     """
     networks = _open_networks(engine)
     sessions = [*networks.values(), *(_open_timed(model, feeds) for model, feeds in models)]
@@ -202,14 +202,14 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[_KernelEvents, Colle
 def read_kernels(
     events: _KernelEvents, grouped: Collection[str], shortest_us: float, rounds: int = _PROFILED_ROUNDS
 ) -> tuple[list[KernelTime], float]:
-    """Return the time of each kernel, and the spilled bytes of a run; see `HostRun`.
+    """Return the time of each kernel, and the spilled bytes of a run, see `HostRun`.
 
     Args:
-        events: (name, operator) of a kernel -> its events in onnxruntime's profile.
-        grouped: names of grouped convolutions.
-        shortest_us: microseconds of a kernel that does nothing. A kernel of at most this time gets the kind
-            `call`: further threads do not help with it.
-        rounds: number of runs, two at least; the first one allocates and is left out.
+        events: A dict from name and operator of a kernel to its events in onnxruntime's profile.
+        grouped: The names of grouped convolutions.
+        shortest_us: The time of a kernel that does nothing, in microseconds. Kernels that are not slower get
+            the kind `call`, because additional threads do not speed them up.
+        rounds: The number of runs, at least two. The first run is ignored, because it allocates memory.
     """
     kernels: list[KernelTime] = []
     spilled_bytes = 0.0

@@ -1,4 +1,4 @@
-"""Costs that runs on a device of the target's class have measured: they take the place of coefficients."""
+"""Uses measurements on a device of the target's class in place of the coefficients of the target."""
 
 from edgekit_host.evidence import Evidence, NetworkTimes, read_measured_costs
 from edgekit_runtime.errors import TargetError
@@ -10,10 +10,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
-    """Return the evidence that predicts latency on a target, with the times in it; None without evidence.
+    """Return the evidence that predicts latency on a target and its times, or None without evidence.
 
-    Evidence is not used if the target has times of its own, is measured on this machine, or is a GPU; nor if
-    it has several power modes, since evidence does not state the mode.
+    Evidence is not used if the target has its own times, is measured on this machine, is a GPU, or has
+    several power modes. Evidence does not state the power mode.
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None
@@ -31,10 +31,10 @@ def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
 
 
 def take_measured_costs(target: Target) -> Target:
-    """Return the target with times and power of the evidence of `find_costs`; without evidence, `target`.
+    """Return the target with the times and power from `find_costs`. Without evidence, return `target`.
 
     Raises:
-        TargetError: a time in the evidence is impossible for a device.
+        TargetError: A time in the evidence is impossible for a device.
     """
     if (costs := find_costs(target)) is None:
         return target

@@ -1,1 +1,1 @@
-"""`.tflite` files: read whole, screened, and run once in a process of their own."""
+"""The importer for `.tflite` files, which are checked and then run once in a child process."""

@@ -1,9 +1,9 @@
-"""Bounds of a flatbuffer, checked before anything follows its offsets.
+"""Checks the bounds of a flatbuffer before its offsets are followed.
 
-The generated reader trusts every offset and length. A damaged file could make it read for hours, since tables
-may overlap and each may claim a vector as long as the file. The walk visits the same parts as the reader, in
-the order of the schema. It stops if a part does not fit the file or if all parts together are larger than the
-file. The options of operators are checked as tables, not field by field: the engine does that.
+The generated reader trusts all offsets and lengths. It could read a damaged file for hours, because tables
+may overlap and each may have a vector as long as the file. The check visits the same parts as the reader, in
+the order of the schema. It fails if a part is outside the file, or if all parts together are larger than the
+file. The fields in the options of operators are not checked here, because the engine checks them.
 
 Source: FlatBuffers internals (https://flatbuffers.dev/internals/), and TFLite's schema.fbs.
 """
@@ -24,9 +24,10 @@ class Field(NamedTuple):
     """A field of a table.
 
     Attributes:
-        kind: a value in the table itself, a vector or string of values, a table, or a vector of tables.
-        size: bytes of a value, or of an item of the vector; 0 for tables.
-        table: kind of the tables, a key of `_TABLES`; empty for options of operators, which are not checked.
+        kind: A value in the table itself, a vector or string of values, a table, or a vector of tables.
+        size: The size in bytes of a value or of an item of a vector, or 0 for tables.
+        table: The kind of the tables, which is a key of `_TABLES`. Empty for options of operators, whose
+            fields are not checked.
     """
 
     name: str
@@ -153,10 +154,10 @@ _TABLES: Final[Mapping[str, Mapping[int, Field]]] = {
 
 
 def check_bounds(content: bytes) -> None:
-    """Check that every part of the model lies within the file.
+    """Check that all parts of the model are within the file.
 
     Raises:
-        ModelError: a part does not; the message says which one and where it begins.
+        ModelError: A part is not. The message states the part and where it begins.
     """
     _Walk(content).table("the model", 0, "Model")
 

@@ -1,9 +1,9 @@
 """The process in which `trial` runs a model: `python -m edgekit_toolkit.importers.tflite.child BYTES`.
 
-It reads `model.tflite` in the working folder, loads it and runs it on zeros, with at most BYTES of address
-space. It exits with 0 if that worked, or prints the reason to the standard error and exits with 1. If outputs
-have other shapes than the file records, it runs once more, on noise, and prints these outputs to the standard
-output as JSON, a list of `trial.MadeOutput`. It imports nothing of ours, so that it starts fast.
+It loads `model.tflite` in the working folder and runs it on zeros, with at most BYTES of address space. It
+exits with 0 on success. Otherwise, it prints the reason to the standard error and exits with 1. If outputs
+have other shapes than the file states, it runs the model again on noise. It then prints these outputs to the
+standard output as JSON, a list of `trial.MadeOutput`. It does not import edgekit, so that it starts fast.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""`.tflite` files to a `SourceModel`: read whole, screened, and known to run in LiteRT.
+"""Imports `.tflite` files as a `SourceModel`: reads and checks them, and runs them in LiteRT.
 
-The file is only ever read. Nothing of it reaches the engine in this process before it ran in another one.
+The file is not changed. The engine gets the model in this process only after it ran in a child process.
 """
 
 import hashlib
@@ -31,12 +31,13 @@ _DAMAGED: Final = "the file is damaged, copy or export it again"
 def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceModel[TfliteModel]:
     """Return the model in a `.tflite` file.
 
-    `time_limit_s`: time limit of the process that tries the model.
+    `time_limit_s` is the time limit of the child process that runs the model.
 
     Raises:
-        ModelError: the file is no `.tflite` model (the message says what it is), truncated, too large,
-            damaged, or not supported: custom operators, weights in other files, a quantization that does not
-            fit its tensor, NaN weights, no inputs or outputs, or LiteRT refuses it or crashes on it.
+        ModelError: The file is not a `.tflite` model (the message says what it is), it is truncated, too
+            large, damaged or not supported, or LiteRT refuses it or crashes. Not supported are custom
+            operators, weights in other files, a quantization that does not fit its tensor, NaN weights, and
+            models without inputs or outputs.
         EngineMissingError: LiteRT is not installed.
     """
     with errors_with_path(path):
@@ -55,10 +56,10 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
 
 
 def read_model(content: bytes) -> Model:
-    """Screen a file's content and return it as an object; no engine reads it.
+    """Check the content of a file and return it as an object. No engine reads it.
 
     Raises:
-        ModelError: the content is damaged, inconsistent, or has parts that are not supported.
+        ModelError: The content is damaged or inconsistent, or has parts that are not supported.
     """
     check_bounds(content)
     try:

@@ -1,7 +1,7 @@
-"""Refuses `.tflite` models that cannot be used: each check names operator and tensor.
+"""Refuses `.tflite` models that cannot be used. Each error states the operator and the tensor.
 
-All parts lie within the file already (`bounds`). It changes nothing and runs nothing. The engine, which
-`trial` runs in a process of its own, checks whether shapes and options of an operator fit together.
+`bounds` has already checked that all parts are within the file. This module changes nothing and runs nothing.
+The engine checks whether the shapes and options of an operator fit together, in the child process of `trial`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,9 +36,9 @@ def check_model(model: Model) -> None:
     """Check that a model is consistent and that every target can run it.
 
     Raises:
-        ModelError: the schema has another version; there are no operators, inputs or outputs, a custom or
-            unknown operator, external or missing data, or NaN weights; or an index, a shape, a quantization
-            or the order of operators makes no sense.
+        ModelError: The schema has another version, there are no operators, inputs or outputs, an operator is
+            custom or unknown, data are external or missing, weights are NaN, or an index, a shape, a
+            quantization or the order of operators is invalid.
     """
     if model.version != _VERSION:
         raise ModelError(f"has schema version {model.version}, expected {_VERSION}; {_DAMAGED}")

@@ -1,7 +1,7 @@
-"""A trial run of a `.tflite` model in a process of its own: a crash of the engine ends only that process.
+"""Runs a `.tflite` model once in a child process, so that a crash of the engine does not end this one.
 
-The run also shows the shapes of the outputs. A shape that an operator computes is not known before a run, and
-converters then often record 1.
+The run also shows the shapes of the outputs. If an operator computes a shape, the shape is not known before a
+run, and converters often state 1.
 """
 
 import json
@@ -21,8 +21,8 @@ class MadeOutput(TypedDict):
     """The shapes of one output in two runs with different values.
 
     Attributes:
-        index: index of the tensor in the first subgraph.
-        first, second: shape after the first and after the second run.
+        index: The index of the tensor in the first subgraph.
+        first, second: The shapes after the first and the second run.
     """
 
     index: int
@@ -31,13 +31,12 @@ class MadeOutput(TypedDict):
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
-    """Run the model in LiteRT in a process of its own; return the outputs with other shapes than recorded.
+    """Run the model with LiteRT in a child process, and return the outputs with unexpected shapes.
 
-    `max_memory_bytes`: limit on the address space of that process. `time_limit_s`: the process is ended when
-    it takes longer.
+    `max_memory_bytes` limits the address space of the process. It is killed after `time_limit_s`.
 
     Raises:
-        ModelError: LiteRT refuses the model or fails on it, crashes, or takes too long.
+        ModelError: LiteRT refuses the model, fails on it, crashes, or takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="edgekit-tflite-") as name:
         folder = Path(name)
@@ -62,10 +61,9 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
 
 
 def mend_output_shapes(model: Model, outputs: Sequence[MadeOutput]) -> bool:
-    """Record the shapes that the outputs really have, in place; return whether any was different.
+    """Correct the shapes of outputs in place. Return whether any shape was different.
 
-    A size that differs between the runs depends on the data, and becomes free. A size that is free in the
-    file stays free.
+    A size that differs between the runs depends on the data, and becomes free. A free size stays free.
     """
     changed = False
     for output in outputs:
