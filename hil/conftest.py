@@ -1,3 +1,3 @@
-"""Options of `pytest hil`; `edgekit hil run` names the plugin itself."""
+"""Loads the plugin for `pytest hil`. `edgekit hil run` loads it without this file."""
 
 pytest_plugins = ["edgekit_hil.tests.plugin"]

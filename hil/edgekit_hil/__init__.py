@@ -1,1 +1,1 @@
-"""Hardware in the loop: benches, emulated and real, the tests that run on them, and their evidence."""
+"""Hardware in the loop: real and emulated benches, the tests that run on them, and their evidence."""

@@ -1,4 +1,4 @@
-"""`python -m edgekit_cli` is `edgekit`."""
+"""Runs `edgekit` as `python -m edgekit_cli`."""
 
 import os
 import signal

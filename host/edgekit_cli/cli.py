@@ -1,7 +1,7 @@
-"""The `edgekit` command line: finds the command, and turns errors into messages and exit codes.
+"""The `edgekit` command line, which runs a command and turns errors into messages and exit codes.
 
-Each command is one file beside this one that exposes `command`. Help, version and completion import none of
-them, so that they answer at once. It does no work of its own. Exit codes: `docs/reference/exit-codes.md`.
+Each command is a file in this folder that exposes `command`. Help, version and completion import no command,
+so they answer at once. The exit codes are listed in `docs/reference/exit-codes.md`.
 """
 
 import json
@@ -66,10 +66,10 @@ def _print_version(ctx: click.Context) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, print its errors, and return its exit code (`docs/reference/exit-codes.md`).
+    """Run a command, print its errors, and return its exit code (`docs/reference/exit-codes.md`).
 
     Args:
-        argv: the arguments after the program's name; None takes those of the process.
+        argv: The arguments without the program's name, or None for the arguments of the process.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     log_lines()  # what devices and servers send stands in them

@@ -1,4 +1,4 @@
-"""`edgekit completion`: the script with which a shell completes edgekit's commands and options."""
+"""`edgekit completion`: the completion script of a shell for edgekit's commands and options."""
 
 import json
 

@@ -36,15 +36,17 @@ class OutsideGate:
     """A gate that a rollout declares at its start.
 
     Attributes:
-        limit: The worst compared value that passes. If it is None, the judge sends `pass` or `stop`.
-            Otherwise the judge sends a value or `stop`.
+        limit: The worst compared value that passes. With a limit, the judge sends a value or `stop`. Without
+            a limit, the judge sends `pass` or `stop`.
         unit: The unit of the compared value in messages.
         compare: Whether the value itself, its difference from the reference or its ratio to the reference is
             compared.
         worse: The direction in which the value gets worse.
         min_samples: The minimum number of samples. Evidence from fewer samples is unclear.
-        deadline_s: How long the rollout waits for the evidence, in seconds from its start. None has no limit.
-        judge: The only actor whose evidence counts, such as `token:shop`. If empty, anybody with the scope.
+        deadline_s: How long the rollout waits for the evidence, in seconds from its start. By default the
+            time is unlimited.
+        judge: The only actor whose evidence counts, such as `token:shop`. By default anybody with the scope
+            may send evidence.
     """
 
     limit: Annotated[float | None, _FIGURE] = None

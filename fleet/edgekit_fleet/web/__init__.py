@@ -1,1 +1,1 @@
-"""The HTTPS server of the fleet: enrolment, renewal, and the files that devices fetch."""
+"""The HTTPS server of the fleet for enrolment, renewal, downloads and uploads."""

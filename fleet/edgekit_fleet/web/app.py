@@ -1,12 +1,12 @@
-"""The pages of the web server.
+"""The routes of the web server for devices.
 
-    GET  /authority              certificate of the authority, PEM
-    POST /enrol, /renew          see `EnrolmentRequest`, `RenewalRequest`; the answer is an `Enrolment`
+    GET  /authority              the certificate of the authority in PEM
+    POST /enrol, /renew          an `EnrolmentRequest` or `RenewalRequest`, answered with an `Enrolment`
     GET  /artifacts/metadata/*   TUF metadata
-    GET  /artifacts/targets/*    packages and deltas, with Range
-    PUT  /samples/ID             samples from the field, by the device's certificate; see `sample_uploads`
+    GET  /artifacts/targets/*    packages and deltas, with Range requests
+    PUT  /samples/ID             samples from a device with a certificate, see `sample_uploads`
 
-Everything that a device fetches is signed, so files need no login.
+All downloads are signed, so they need no login.
 """
 
 import json
@@ -97,14 +97,14 @@ class EnrolmentPages:
         self._authority = authority
 
     async def show_authority(self, _request: Request) -> Response:
-        """Answer with the authority's certificate."""
+        """Return the certificate of the authority."""
         return Response(self._authority.certificate_path.read_bytes(), media_type="application/x-pem-file")
 
     async def enrol(self, request: Request) -> Response:
         return await self._answer(request, EnrolmentRequest, self._enrol)
 
     async def renew(self, request: Request) -> Response:
-        """Answer a request of renewal."""
+        """Answer a renewal request."""
         return await self._answer(request, RenewalRequest, self._renew)
 
     async def _answer(

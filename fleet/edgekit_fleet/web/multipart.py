@@ -1,6 +1,7 @@
-"""Splits the body of a form with files (`multipart/form-data`, RFC 7578), piece by piece and without I/O.
+"""Parses forms with files (`multipart/form-data`, RFC 7578) incrementally and without I/O.
 
-It accepts the forms that browsers send, and refuses everything else, such as a preamble or nested parts.
+The parser accepts the forms that browsers send, and refuses everything else, such as a preamble or nested
+parts.
 """
 
 import re
@@ -22,10 +23,10 @@ _MAX_PARTS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class PartBegin:
-    """The head of a part.
+    """The header of a part.
 
     Attributes:
-        file_name: file name that the client states, or None for a field that is no file.
+        file_name: The file name from the client, or None if the field is no file.
     """
 
     name: str
@@ -36,7 +37,7 @@ PartData: TypeAlias = bytes
 
 
 class MultipartParser:
-    """Parses a body that comes in pieces of any size."""
+    """Parses a body in chunks of any size."""
 
     def __init__(self, content_type: str) -> None:
         """Read the boundary from the header `Content-Type`.
@@ -55,10 +56,10 @@ class MultipartParser:
         """Whether the last boundary has come; otherwise the body was cut off."""
 
     def feed(self, piece: bytes) -> Iterator[PartBegin | PartData]:
-        """Yield the part heads and the data in a piece of the body; data belongs to the last head.
+        """Parse a chunk of the body, and yield headers of parts and their data.
 
         Raises:
-            RequestError: 400, the body is malformed.
+            RequestError: 400 if the body is malformed.
         """
         self._buffer += piece
         while not self.is_complete:

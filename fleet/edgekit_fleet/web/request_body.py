@@ -1,4 +1,4 @@
-"""Reads the body of a request, bounded in size and time."""
+"""Reads the body of a request, with limits on size and time."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,10 @@ _DISCARD_S: Final = 10.0
 
 
 async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
-    """Return the body.
-
-    `limit_s`: time limit for the whole body.
+    """Return the body, which must arrive within `limit_s` seconds.
 
     Raises:
-        RequestError: 413 it has over `most_bytes`, 408 it comes too slowly, 400 it is cut off.
+        RequestError: 413 if it exceeds `most_bytes`, 408 if it is too slow, or 400 if it is incomplete.
     """
 
     async def read() -> bytes:
@@ -31,12 +29,12 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
 
 
 async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
-    """Yield the pieces of the body as they come, at most `most_bytes` in all.
+    """Yield the chunks of the body, at most `most_bytes` in total.
 
-    `piece_s`: time limit for each piece.
+    Each chunk must arrive within `piece_s` seconds.
 
     Raises:
-        RequestError: as from `read_body`.
+        RequestError: See `read_body`.
     """
     stated = request.headers.get("content-length", "0")
     size_bytes = int(stated) if stated.isdecimal() and len(stated) < 20 else 0
@@ -59,7 +57,7 @@ async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> Asyn
 
 
 async def discard_body(request: Request) -> None:
-    """Read and drop the rest of a body, for 10 s at most: a browser shows no answer while it still sends."""
+    """Discard the rest of a body for at most 10 s, because a browser shows no answer while it sends."""
 
     async def read() -> None:
         async for _ in request.stream():

@@ -1,7 +1,7 @@
-"""Takes samples from devices: `HEAD` and `PUT /samples/ID`, see `edgekit_runtime.protocol.samples`.
+"""Receives samples from devices with `HEAD` and `PUT /samples/ID`, see `edgekit_runtime.protocol.samples`.
 
-A device proves who it is by its certificate, in the TLS handshake, before anything of it is read. It may send
-only samples of orders that mean it, as many as those allow, one at a time.
+A device authenticates with its certificate in the TLS handshake, before its request is read. It may send only
+samples that its orders ask for, within their limits and one at a time.
 """
 
 import logging
@@ -52,13 +52,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadLimits:
-    """Limits of what devices may use.
+    """Limits for uploads from devices.
 
     Attributes:
-        requests: most requests of a device in a minute. Agents wait for a minute after a refusal, so twice as
-            many requests raise an alarm.
-        uploads: most uploads at a time, of all devices together.
-        parts: most incomplete samples of a device.
+        requests: The maximum number of requests of a device in a minute. Agents wait for a minute after a
+            refusal, so twice this number raises an alarm.
+        uploads: The maximum number of simultaneous uploads of all devices.
+        parts: The maximum number of incomplete samples of a device.
     """
 
     requests: int = 600
@@ -68,12 +68,12 @@ class UploadLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """The bytes of a sealed file that a request carries.
+    """The byte range of an encrypted file that a request contains.
 
     Attributes:
-        begin: position of the first byte, from 0.
-        end: position behind the last byte.
-        size_bytes: size of the whole file.
+        begin: The position of the first byte, from 0.
+        end: The position after the last byte.
+        size_bytes: The size of the whole file.
     """
 
     begin: int
@@ -82,10 +82,10 @@ class Stretch:
 
     @classmethod
     def parse(cls, text: str) -> "Stretch":
-        """Return the stretch that the text of a `Content-Range` states.
+        """Parse the value of a `Content-Range` header.
 
         Raises:
-            RequestError: 400 it is malformed, 413 the sample is too large.
+            RequestError: 400 if the value is malformed, or 413 if the sample is too large.
         """
         match = _RANGE.fullmatch(text)
         if match is None:
@@ -107,7 +107,7 @@ class _OtherOffsetError(RequestError):
 
 
 class SampleUploads:
-    """Samples on their way from devices into the vault."""
+    """Receives samples from devices and stores them in the vault."""
 
     def __init__(self, store: Store, vault: SampleVault, limits: UploadLimits) -> None:
         self._store, self._vault, self._limits = store, vault, limits
@@ -119,7 +119,7 @@ class SampleUploads:
         self._stored_bytes, self._counted_at = 0, float("-inf")
 
     async def answer(self, request: Request) -> Response:
-        """Return the answer to `HEAD` or `PUT` of a sample; an error becomes an answer, too."""
+        """Answer `HEAD` or `PUT` of a sample. An error also becomes an answer."""
         device = ""
         try:
             device = await run_in_threadpool(self._identify, request)

@@ -1,4 +1,4 @@
-"""The web server in a thread of its own, so that slow disks and downloads do not delay the manager."""
+"""The web server, which runs in a separate thread so that slow clients do not delay the manager."""
 
 import asyncio
 import asyncio.sslproto
@@ -51,18 +51,18 @@ _UNACKED, _BYTES_ACKED = 24, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Limits of what clients may use.
+    """Limits for the connections of clients.
 
     Attributes:
-        connections: most connections that are open at a time.
-        handshakes: most TLS handshakes at a time; an honest client needs only three packets for one.
-        head_s: time limit for the head of a request.
-        window_s: seconds over which the rate of a client that receives data is measured; a slow client is cut
-            off.
-        waiting: most connections that wait to be accepted; their handshakes take seconds.
-        trim_connections: number of ended connections after which freed memory is returned to the system.
-        settle_s: seconds after which memory is returned once more: requests end later than their connections,
-            and anyio's threads after 10 s.
+        connections: The maximum number of open connections.
+        handshakes: The maximum number of simultaneous TLS handshakes. A handshake takes only three packets.
+        head_s: The time limit for the header of a request.
+        window_s: The time in seconds over which the download rate of a client is measured. A slow client is
+            disconnected.
+        waiting: The maximum number of connections that wait to be accepted.
+        trim_connections: The number of closed connections after which freed memory is returned to the system.
+        settle_s: The delay in seconds after which a closed connection counts again, because some of its
+            memory is freed late.
     """
 
     connections: int = 500
@@ -272,7 +272,7 @@ def _listen(host: str, port: int, option: str, limits: ConnectionLimits) -> _Lis
 
 
 class WebServer:
-    """A running web server, which ends with the `with` block; `port` is the port that it listens on."""
+    """A running web server, which stops at the end of the `with` block. It listens on `port`."""
 
     def __init__(
         self,
@@ -397,10 +397,10 @@ def serve_devices(
     limits: ConnectionLimits = DEFAULT_LIMITS,
     upload_limits: UploadLimits | None = None,
 ) -> WebServer:
-    """Return the running web server for devices: enrolment, renewal, downloads, uploads of samples.
+    """Start the web server for devices: enrolment, renewal, downloads and uploads of samples.
 
     Raises:
-        TransportError: the port is taken or may not be used.
+        TransportError: The port is taken or not permitted.
     """
     app = make_app(store, folder, settings, authority, upload_limits)
     return WebServer(

@@ -1,4 +1,4 @@
-"""Receives uploaded packages onto the disk, with limits of size and time."""
+"""Receives uploaded packages into files, with limits on size and time."""
 
 import re
 import shutil
@@ -29,9 +29,9 @@ class UploadedForm:
     """A form with files.
 
     Attributes:
-        fields: name -> value.
-        folder: folder of the files, which is removed after the request.
-        files: paths of the uploaded files; their names are like the client's, see `clean_name`.
+        fields: The values of the fields by name.
+        folder: The folder of the files, which is deleted after the request.
+        files: The paths of the uploaded files, whose names come from `clean_name`.
     """
 
     fields: Mapping[str, str]
@@ -43,16 +43,18 @@ class UploadedForm:
 async def receive_form(
     request: Request, folder: Path, admit: Callable[[Mapping[str, str]], None]
 ) -> AsyncIterator[UploadedForm]:
-    """Yield a form whose files exist on the disk until the block ends.
+    """Yield a form whose files exist until the block ends.
 
     Args:
-        request: request with `multipart/form-data`; its files have at most `MAX_PACKAGE_BYTES` in all.
-        folder: folder for temporary files.
-        admit: called with the fields before the first file; raises an error to refuse the form.
+        request: A request with `multipart/form-data` of at most `MAX_PACKAGE_BYTES`.
+        folder: The folder for temporary files.
+        admit: A function that is called with the fields before the first file. It raises an error to refuse
+            the form.
 
     Raises:
-        RequestError: 400 malformed or cut off, 408 too slow, 413 too large, 415 another type.
-        OutputError: the disk is full.
+        RequestError: 400 if the form is malformed or incomplete, 408 if it is too slow, 413 if it is too
+            large, or 415 if it has another type.
+        OutputError: The disk is full.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -148,13 +150,13 @@ class _FormWriter:
 
 
 def clean_name(stated: str) -> str:
-    """Return a safe file name that is as similar as possible to the name that the client stated."""
+    """Return a safe file name that is as similar as possible to the name from the client."""
     name = _UNSAFE.sub("_", re.split(r"[/\\]", stated)[-1]).lstrip("._-")[-100:]
     return name or "package"
 
 
 def remove_old_uploads(folder: Path) -> None:
-    """Remove files over a day old: packages that were not released, and files of killed processes."""
+    """Delete uploads that are over a day old, such as unreleased packages and files of killed processes."""
     for path in folder.iterdir():
         try:
             if path.stat().st_mtime >= time.time() - _LIFE_S:

@@ -1,1 +1,1 @@
-"""Benches: their environment files, opening a bench, and the device as tests use it."""
+"""Benches: their environment files, how they are opened, and the device for tests."""

@@ -1,4 +1,4 @@
-"""labgrid's environment files with a further section, `edgekit:`, on what the bench is evidence for."""
+"""Environment files of labgrid with an additional section `edgekit:`, which describes the bench."""
 
 import re
 from dataclasses import dataclass
@@ -24,16 +24,15 @@ _MAKES_DEVICE: Final = {"BootedMachineDriver", "QEMUDriver"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """The section `edgekit:`.
+    """The section `edgekit:` of an environment file.
 
     Attributes:
-        kind: whether its results are from the real device, an emulated one, or a stand-in.
-        target: name of the device's target, as in `edgekit targets`.
-        architecture: output of `uname -m` on the device.
-        python: command that starts, on the device, a Python in which the runtime is installed.
-        has_time: whether durations on the device are meaningful; under an instruction emulator they are not.
-        has_memory: whether the memory of a process on the device is that of the program alone, without an
-            emulator that runs around it.
+        kind: Whether the device is real, emulated or simulated.
+        target: The name of the device's target, as in `edgekit targets`.
+        architecture: The output of `uname -m` on the device.
+        python: The command on the device that starts a Python with the runtime installed.
+        has_time: Whether measured durations are meaningful, as they are not on an instruction emulator.
+        has_memory: Whether the measured memory of a process does not include an emulator.
     """
 
     name: str
@@ -46,7 +45,7 @@ class BenchSettings:
 
     @property
     def profile_name(self) -> str:
-        """Name of the target that `edgekit profile --on` writes for this bench."""
+        """The name of the target that `edgekit profile --on` writes for this bench."""
         return f"{self.target}-{'-'.join(re.findall('[a-z0-9]+', self.name.lower()))}"
 
     def __post_init__(self) -> None:
@@ -56,14 +55,14 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class BenchFile:
-    """One environment file.
+    """An environment file.
 
     Attributes:
-        settings: the section `edgekit:`.
-        identity: if `keeps_state`, address and port, or serial port, of the device; else the name of the
-            bench. Files with equal identities share a lock.
-        keeps_state: whether the device keeps the state of an earlier run: it is reached over the network or
-            over a serial line, and no driver of the file creates it.
+        settings: The section `edgekit:`.
+        identity: The address and port, or the serial port, of a device with `keeps_state`. Otherwise the name
+            of the bench. Files with the same identity share a lock.
+        keeps_state: Whether the device keeps the state of earlier runs. It does if it is reached over the
+            network or a serial line, and no driver in the file creates it.
     """
 
     path: Path
@@ -73,10 +72,10 @@ class BenchFile:
 
 
 def read_bench(path: Path) -> BenchFile:
-    """Return an environment file, checked.
+    """Read and check an environment file.
 
     Raises:
-        BenchError: the file is missing or is no YAML, a section is missing, or a value is wrong.
+        BenchError: The file is missing or no YAML, a section is missing, or a value is invalid.
     """
     from labgrid.util.yaml import load  # imports all of labgrid, which a name of no bench does not need
 
@@ -104,15 +103,15 @@ def read_bench(path: Path) -> BenchFile:
 
 
 def list_shipped() -> list[BenchFile]:
-    """Return the shipped benches, which need no hardware, in the order of their file names."""
+    """Return the shipped benches, which need no hardware, sorted by file name."""
     return [read_bench(path) for path in sorted(SHIPPED.glob("*.yaml"))]
 
 
 def find_bench(named: str) -> BenchFile:
-    """Return a bench by the path of its file, or a shipped bench by its name.
+    """Return the bench with the path of its file, or a shipped bench with its name.
 
     Raises:
-        BenchError: there is no such file and no such bench.
+        BenchError: There is no such bench, or its file is invalid.
     """
     shipped = SHIPPED / f"{named}.yaml"
     return read_bench(shipped if shipped.is_file() and not Path(named).exists() else Path(named))

@@ -1,4 +1,4 @@
-"""Allows one run at a time on a bench; a broken bench stays broken until a person says otherwise."""
+"""Allows one run at a time on a bench. A broken bench stays locked until a person marks it as repaired."""
 
 import contextlib
 import datetime
@@ -20,10 +20,10 @@ _FOLDER: Final = "benches"
 
 @dataclass(frozen=True, slots=True)
 class BenchLock:
-    """The files that hold the state of one bench.
+    """The lock of a bench, in files that all processes share.
 
     Attributes:
-        stem: path of both files without their suffix.
+        stem: The path of these files without their suffix.
     """
 
     name: str
@@ -31,31 +31,31 @@ class BenchLock:
 
     @classmethod
     def of(cls, bench: BenchFile) -> "BenchLock":
-        """Return the lock of a bench; two files that lead to one device share it."""
+        """Return the lock of a bench. Files for the same device share a lock."""
         slug = re.sub(r"[^A-Za-z0-9_.-]", "_", bench.identity)
         return cls(bench.settings.name, find_hil_folder() / _FOLDER / slug)
 
     @property
     def broken_file(self) -> Path:
-        """The path of the file with the reason, which exists while the bench is broken."""
+        """The path of the file that exists while the bench is broken, with the reason."""
         return self.stem.with_name(f"{self.stem.name}.broken")
 
     def read_reason(self) -> str | None:
-        """Return since when and why the bench is broken, or None."""
+        """Return when and why the bench was marked as broken, or None."""
         with contextlib.suppress(FileNotFoundError):
             return self.broken_file.read_text(encoding="utf-8").strip()
         return None
 
     def mark_broken(self, reason: str) -> None:
-        """Mark the bench as broken now; if it is broken already, the first reason stays."""
+        """Mark the bench as broken. If it is already broken, keep the first reason."""
         if self.read_reason() is None:
             self.broken_file.write_text(f"{_now()}: {' '.join(reason.split())}\n", encoding="utf-8")
 
     def mark_repaired(self) -> str | None:
-        """Mark the bench as repaired by a person; return the reason why it was broken, or None.
+        """Mark the bench as repaired, and return why it was broken, or None.
 
         Raises:
-            BenchError: a run holds the bench.
+            BenchError: A run is using the bench.
         """
         with self._locked():
             reason = self.read_reason()
@@ -64,7 +64,7 @@ class BenchLock:
         return reason
 
     def describe(self) -> str | None:
-        """Return `broken since ...` or `in use by ...`, or None for a bench that is ready."""
+        """Return `broken since ...` or `in use by ...`, or None if the bench is ready."""
         if (reason := self.read_reason()) is not None:
             return f"broken since {reason}"
         with contextlib.suppress(FileNotFoundError), self._lock_file.open("r+") as file:
@@ -76,14 +76,14 @@ class BenchLock:
 
     @contextlib.contextmanager
     def hold(self, *, keeps_state: bool) -> Iterator[None]:
-        """Hold the bench for one run, which is the block.
+        """Lock the bench for a run during the block.
 
         Args:
-            keeps_state: whether the device keeps the state of an earlier run. If True, a killed run leaves
-                the bench broken. If False, this call repairs a broken bench.
+            keeps_state: Whether the device keeps the state of earlier runs. If True, the bench is broken
+                after a run was killed. If False, this call repairs a broken bench.
 
         Raises:
-            BenchError: another run holds it, or it is broken.
+            BenchError: Another run is using the bench, or it is broken.
         """
         with self._locked():
             if not keeps_state:

@@ -1,4 +1,4 @@
-"""Writes the environment file of a device that ssh reaches."""
+"""Writes the environment file of a device that is reached by ssh."""
 
 import getpass
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ _HEAD: Final = "# An environment file of labgrid with one more section, `edgekit
 
 @dataclass(frozen=True, slots=True)
 class SshBench:
-    """The address of a device, and the switch of its power.
+    """The ssh address of a device, and its power switch.
 
     Attributes:
-        address, port, user: where ssh logs in.
-        power: labgrid's (resource, driver) of the switch, each as name -> arguments; None without a switch.
+        address, port, user: The ssh login.
+        power: The labgrid resource and driver of the power switch, each with its arguments by name, or None.
     """
 
     address: str
@@ -38,12 +38,12 @@ class SshBench:
 
     @classmethod
     def parse(cls, host: str, *, power: str | None) -> "SshBench":
-        """Return the bench at `[USER@]HOST[:PORT]`, with the switch `MODEL:HOST:OUTLET` or `usb:HUB:PORT`.
+        """Parse the address `[USER@]HOST[:PORT]` and the power switch `MODEL:HOST:OUTLET` or `usb:HUB:PORT`.
 
-        By default USER is the user of this process, and PORT is 22.
+        The default user is the user of this process, and the default port is 22.
 
         Raises:
-            BenchError: a text has another form.
+            BenchError: A text is malformed.
         """
         user, _, host_and_port = host.rpartition("@")
         address, colon, port = host_and_port.partition(":")
@@ -78,18 +78,18 @@ def _read_switch(text: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 def write_bench(
     path: Path, bench: SshBench, *, settings: Mapping[str, str], key: Path | None, meter: str | None
 ) -> None:
-    """Write an environment file that only its owner can read, since a switch's address may hold a password.
+    """Write an environment file that only its owner can read, because it may contain a password.
 
     Args:
-        path: path of the file.
-        bench: the device.
-        settings: the section `edgekit:`, see `BenchSettings`.
-        key: file of a private key for ssh, or None for the keys that ssh finds itself.
-        meter: `SENSORS` for the device's power sensors; `METER_COMMAND` followed by a command of this machine
-            that prints watts; or None.
+        path: The path of the file.
+        bench: The device.
+        settings: The section `edgekit:`, see `BenchSettings`.
+        key: The path of an ssh private key, or None for the default keys of ssh.
+        meter: `SENSORS` for the power sensors of the device, `METER_COMMAND` followed by a local command that
+            prints watts, or None.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: The file cannot be written.
     """
     service = {"address": bench.address, "username": bench.user, "port": bench.port}
     resources: list[Mapping[str, Any]] = [{"NetworkService": service}]

@@ -1,4 +1,4 @@
-"""The device of a bench, as tests use it: a shell and files, over any labgrid driver."""
+"""The device of a bench for tests, with a shell and files over any labgrid driver."""
 
 import json
 import math
@@ -23,7 +23,7 @@ _CREDENTIALS: Final = re.compile(r"//[^/\s@]+@")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a command on the device ended: exit code, standard output and standard error."""
+    """The result of a command on the device."""
 
     exit_code: int
     output: str
@@ -31,11 +31,11 @@ class Result:
 
 
 class Device:
-    """A folder on the device that holds all state of the runtime; no state elsewhere is touched.
+    """A device with a folder for all state of the runtime. Nothing outside the folder changes.
 
     Attributes:
-        folder: absolute path on the device.
-        python: command that starts a Python in which the runtime is installed.
+        folder: The absolute path of the folder on the device.
+        python: The command that starts a Python with the runtime installed.
     """
 
     def __init__(self, command: Any, transfer: Any, folder: str, python: str) -> None:
@@ -54,18 +54,18 @@ class Device:
         self._own_run(f"rm -rf {shlex.quote(folder)} && mkdir -p {shlex.quote(folder)}")
 
     def try_run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> Result:
-        """Run a command of the device's shell in `folder`, and return how it ended.
+        """Run a shell command on the device in `folder`, and return its result.
 
         Raises:
-            BenchError: the device did not start the command, or the command did not end within `limit_s`.
+            BenchError: The device did not start the command, or it did not end within `limit_s`.
         """
         return self._own_run(f"{self._prelude}{{ {command}\n}}", limit_s)
 
     def run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Run a command of the device's shell in `folder`, and return its standard output.
+        """Run a shell command on the device in `folder`, and return its standard output.
 
         Raises:
-            BenchError: its exit code is not 0; or as from `try_run`.
+            BenchError: The exit code is not 0, or see `try_run`.
         """
         result = self.try_run(command, limit_s)
         if result.exit_code:
@@ -74,18 +74,18 @@ class Device:
         return result.output
 
     def run_python(self, code: str, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Run a Python program, which can import the runtime, on the device; return its standard output.
+        """Run a Python program on the device, which can import the runtime, and return its standard output.
 
         Raises:
-            BenchError: as from `run`.
+            BenchError: See `run`.
         """
         return self.run(f"{self.python} -c {shlex.join([code, *arguments])}", limit_s)
 
     def edgekit(self, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> dict[str, Any]:
-        """Run `edgekit-device ARGUMENTS --json` on the device, and return the object that it prints.
+        """Run `edgekit-device ARGUMENTS --json` on the device, and return the printed object.
 
         Raises:
-            BenchError: the command failed; the message includes its error message.
+            BenchError: The command failed. The message includes its error message.
         """
         words = shlex.join([*arguments, "--json"])
         document: dict[str, Any] = json.loads(
@@ -96,12 +96,13 @@ class Device:
     def run_program(
         self, argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
     ) -> ProgramResult:
-        """Run a program on the device to its end, as `run_program` does on this machine.
+        """Run a program on the device, as `run_program` does on this machine.
 
-        `sent`: standard input, in parts. `max_output_bytes`: the last bytes of a longer output are returned.
+        `sent` are the parts of the standard input. Only the last `max_output_bytes` of the output are
+        returned.
 
         Raises:
-            BenchError: the device did not start the program, or the program did not end within `limit_s`.
+            BenchError: The device did not start the program, or it did not end within `limit_s`.
         """
         with tempfile.TemporaryDirectory() as folder:
             source, output = Path(folder, "input"), Path(folder, "output")
@@ -115,12 +116,12 @@ class Device:
         return ProgramResult(result.exit_code, printed, last_line)
 
     def start(self, command: str, log: str) -> int:
-        """Start a command of the shell in the background, and return its process id; `stop` ends it.
+        """Start a shell command in the background, and return its process id for `stop`.
 
-        `log`: name of the file in `folder` for its output.
+        The output goes to the file `log` in `folder`.
 
         Raises:
-            BenchError: as from `run`.
+            BenchError: See `run`.
         """
         inner = shlex.quote(f"exec {command}")
         pid = int(self.run(f"setsid nohup sh -c {inner} </dev/null >{log} 2>&1 & echo $!"))
@@ -128,24 +129,24 @@ class Device:
         return pid
 
     def stop(self, pid: int) -> None:
-        """End a process by SIGTERM and wait for its end; after 10 s end it by SIGKILL."""
+        """End a process with SIGTERM and wait for its end. After 10 s, end it with SIGKILL."""
         if pid in self._started:
             self._started.remove(pid)
         self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
 
     def forget_processes(self) -> None:
-        """Forget the processes that `start` began: after a power cut, other processes may have their ids."""
+        """Forget the processes from `start`, whose ids may belong to others after a power cut."""
         self._started.clear()
 
     def wait(self, pid: int) -> None:
-        """Wait until a process of the device has ended, for 10 s at most; then return all the same."""
+        """Wait for at most 10 s until a process on the device has ended."""
         self.run(_wait_for(pid))
 
     def put(self, path: Path, name: str) -> str:
-        """Copy a file of this machine into `folder` under `name`, and return its path on the device.
+        """Copy a local file to `folder` under `name`, and return its path on the device.
 
         Raises:
-            BenchError: it cannot be copied.
+            BenchError: The file cannot be copied.
         """
         remote = f"{self.folder}/{name}"
         try:
@@ -155,15 +156,15 @@ class Device:
         return remote
 
     def trust(self, public_key: Path) -> None:
-        """Let the runtime trust a key, as `edgekit-device keys trust` does, but without a Python process."""
+        """Trust a public key, as `edgekit-device keys trust` does, but without starting Python."""
         self.put(public_key, "bench.pub.pem")
         self.run("umask 077 && mkdir -p home/keys && cp bench.pub.pem home/keys/")
 
     def get(self, name: str, path: Path) -> None:
-        """Copy the file `name` of `folder` to `path` on this machine.
+        """Copy the file `name` in `folder` to the local `path`.
 
         Raises:
-            BenchError: it cannot be copied.
+            BenchError: The file cannot be copied.
         """
         try:
             self._transfer.get(f"{self.folder}/{name}", str(path))
@@ -171,7 +172,7 @@ class Device:
             raise BenchError(f"{name} cannot be copied from the device: {describe(cause)}") from cause
 
     def close(self) -> None:
-        """End the processes that `start` began, and remove the folder."""
+        """End the processes that `start` began, and delete the folder."""
         for pid in list(self._started):
             self.stop(pid)
         self._own_run(f"rm -rf {shlex.quote(self.folder)}")
@@ -201,9 +202,9 @@ def _wait_for(pid: int) -> str:
 
 
 def describe(cause: BaseException) -> str:
-    """Return an exception of labgrid in one line, with the last line that the failed program printed.
+    """Return a labgrid exception as one line, with the last line of output from the failed program.
 
-    Users and passwords in addresses are removed, since evidence holds the text.
+    Users and passwords in URLs are removed, because evidence contains the text.
     """
     inner = cause.__cause__
     printed = list(getattr(cause, "stdout", None) or ())

@@ -1,4 +1,4 @@
-"""Opens a bench: holds it, brings its device to a shell, and checks that the device is as the file says."""
+"""Opens a bench: locks it, connects to its device, and checks that the device matches the bench file."""
 
 import contextlib
 import json
@@ -48,14 +48,14 @@ class Bench:
     """An opened bench.
 
     Attributes:
-        target: labgrid's target. It gives access to drivers that only some benches have.
-        home: absolute path on the device; each test gets a folder in it.
-        power: labgrid's driver that cuts the device's power, or None.
-        meter: the active driver with `MeterProtocol`, or None.
-        meter_text: what the meter measures, or why there is no meter.
-        lock: lock of the bench, through which the bench is marked as broken.
-        boot_id: file on the device whose content differs after each boot.
-        boot_limit_s: time until the device answers after its power came back.
+        target: The labgrid target, which gives access to drivers that only some benches have.
+        home: The absolute path on the device in which each test gets a folder.
+        power: The labgrid driver that switches the power of the device, or None.
+        meter: The active driver with `MeterProtocol`, or None.
+        meter_text: What the meter measures, or why there is no meter.
+        lock: The lock that marks the bench as broken.
+        boot_id: The path of a file on the device whose content changes with each boot.
+        boot_limit_s: The time limit for the device to answer after power is restored.
     """
 
     file: BenchFile
@@ -70,10 +70,10 @@ class Bench:
     boot_limit_s: float = 300
 
     def cut_power(self) -> None:
-        """Cut the device's power, restore it, and wait until the device has booted and answers.
+        """Cut the power of the device, restore it, and wait until the device has booted.
 
         Raises:
-            BenchError: the device does not answer in time, or its power was not cut.
+            BenchError: The device does not answer in time, or its power was not cut.
         """
         command = self.command
         if command is self.power:  # a device without a boot
@@ -102,7 +102,7 @@ class Bench:
 
     @property
     def power_label(self) -> str:
-        """How the power is cut, in words for evidence."""
+        """How the power is cut, as a text for evidence."""
         return str(getattr(self.power, "power_label", type(self.power).__name__))
 
     @property
@@ -115,32 +115,32 @@ class Bench:
 
     @property
     def host_address(self) -> str | None:
-        """This machine's address in the device's own network; None for a device without such a network."""
+        """The address of this machine in the device's private network, or None without such a network."""
         addresses = (getattr(driver, "host_address", None) for driver in self.target.drivers)
         return next((address for address in addresses if address is not None), None)
 
     @property
     def slowdown(self) -> float:
-        """Factor by which the driver slows the device down, or 1. Predictions do not contain the factor."""
+        """The factor by which the driver slows the device down, or 1. Predictions exclude it."""
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property
     def command(self) -> Any:
-        """The labgrid driver that runs commands on the device: a `CommandProtocol`."""
+        """The labgrid driver with `CommandProtocol`, which runs commands on the device."""
         return self.target.get_active_driver("CommandProtocol")
 
     @contextlib.contextmanager
     def open_folder(self, name: str, user: str) -> Iterator[Device]:
-        """Restore the device's snapshot, if any; yield the device, whose state is in the folder `name`.
+        """Yield the device with an empty folder for its state, after restoring its snapshot if there is one.
 
-        A device that does not answer at the start or the end marks the bench as broken.
+        If the device does not answer at the start or the end, the bench is marked as broken.
 
         Args:
-            name: name of a folder in `home`; this folder is removed at the end.
-            user: user of the device, such as a test; named in the reason if the bench breaks.
+            name: The name of the folder in `home`, which is deleted at the end.
+            user: The user of the device, such as a test, for the reason if the bench breaks.
 
         Raises:
-            BenchError: the device does not answer.
+            BenchError: The device does not answer.
         """
         with self.break_on_error(f"before {user}"):
             _transition(self.target)
@@ -157,7 +157,7 @@ class Bench:
         """Mark the bench as broken if the block raises `BenchError`, and raise the error again.
 
         Args:
-            when: text before the error in the stored reason, such as `after test_boot`.
+            when: The prefix of the stored reason, such as `after test_boot`.
         """
         try:
             yield
@@ -168,11 +168,11 @@ class Bench:
 
 @contextlib.contextmanager
 def open_bench(file: BenchFile) -> Iterator[Bench]:
-    """Yield a bench whose device answers, and release it at the end of the block.
+    """Yield a bench whose device answers, and release the bench at the end of the block.
 
     Raises:
-        BenchUnavailableError: the bench is not available here and now; the message says why.
-        BenchError: the bench is in use or broken, or labgrid refuses the file.
+        BenchUnavailableError: The bench is not available now. The message says why.
+        BenchError: The bench is in use or broken, or labgrid refuses the file.
     """
     lock = BenchLock.of(file)
     with lock.hold(keeps_state=file.keeps_state), contextlib.ExitStack() as undo:
@@ -200,10 +200,11 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
-    """Return the facts about a device, after a check of its architecture and its runtime.
+    """Check the architecture and the runtime of a device, and return the facts about it.
 
     Raises:
-        BenchUnavailableError: the device is not as the file says, or lacks what the runtime needs.
+        BenchUnavailableError: The device does not match the file, or does not meet the runtime's
+            requirements.
     """
     name, python = file.settings.name, file.settings.python
     uname = device.try_run("uname -m")

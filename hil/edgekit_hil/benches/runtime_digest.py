@@ -1,6 +1,7 @@
-"""Which source of the runtime a Python imports; also a program that prints it on a device, and its facts.
+"""The digest of the runtime's source code, and a program that prints it and device facts on a device.
 
-It imports nothing of ours before the digest is the expected one: the device may have another runtime.
+The program imports nothing of edgekit before it has checked the digest, because the device may have another
+version.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 def hash_sources(package: Path) -> str:
-    """Return 16 hexadecimal digits of a SHA-256 over names and contents of a package's modules."""
+    """Return 16 hexadecimal digits of a SHA-256 of the names and contents of a package's modules."""
     modules = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     digest = hashlib.sha256()
     for name in sorted(modules):

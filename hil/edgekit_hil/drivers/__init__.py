@@ -1,1 +1,1 @@
-"""labgrid drivers that labgrid lacks. An environment file lists their modules in `imports`."""
+"""Additional labgrid drivers, whose modules an environment file lists in `imports`."""

@@ -1,4 +1,4 @@
-"""States of the booted machine: off, booted from its disk, or restored from the snapshot."""
+"""The states of the booted machine: off, booted from its disk, or restored from a snapshot."""
 
 import contextlib
 import enum
@@ -34,7 +34,7 @@ _ARCHIVE: Final = "/srv/runtime.tar"
 
 
 class Status(enum.Enum):
-    """State of the machine."""
+    """The state of the machine."""
 
     unknown = 0
     off = 1
@@ -45,7 +45,7 @@ class Status(enum.Enum):
 @target_factory.reg_driver
 @attr.s(eq=False)
 class BootedMachineStrategy(Strategy):  # labgrid has no types of it
-    """Brings the machine into one of the states of `Status`. A running machine has a shell over ssh."""
+    """Brings the machine into a `Status`. A running machine has a shell over ssh."""
 
     bindings = {"machine": "BootedMachineDriver", "ssh": "SSHDriver"}  # noqa: RUF012  # labgrid's
 
@@ -59,8 +59,8 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
         """Bring the machine into a state.
 
         Args:
-            status: one of `Status`, or its name. `booted` starts the machine from its disk. `shell` always
-                restores the booted machine with the runtime installed, so no earlier change is left.
+            status: A `Status` or its name. `booted` boots the machine from its disk. `shell` always restores
+                the snapshot with the runtime installed, so all earlier changes are lost.
         """
         target_status = status if isinstance(status, Status) else Status[status]
         self.target.deactivate(self.ssh)
@@ -78,16 +78,16 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
         self.status = target_status
 
     def restore(self, snapshot: str) -> None:
-        """Continue from a snapshot that a test has saved in this activation of the machine."""
+        """Restore a snapshot that was saved since the machine was activated."""
         self.target.deactivate(self.ssh)
         self.machine.restore(snapshot)
         self.connect()
 
     def connect(self) -> None:
-        """Connect to the machine's shell, also after a reboot, and set its clock.
+        """Connect to the machine's shell, also after a reboot, and set the machine's clock.
 
         Raises:
-            BenchError: the machine does not answer within ten minutes.
+            BenchError: The machine does not answer within ten minutes.
         """
         self.target.deactivate(self.ssh)
         deadline = time.monotonic() + _CONNECT_S
@@ -127,10 +127,10 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
 
 
 def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
-    """Boot an image and store the booted system in it, as the snapshot from which later runs continue.
+    """Boot an image, and store a snapshot of the booted system in the image for later runs.
 
     Raises:
-        BenchError: the image does not boot, or a unit of systemd failed.
+        BenchError: The image does not boot, or a systemd unit failed.
     """
     target = Target("image")
     NetworkService(target, "shell", address="127.0.0.1", username="root")

@@ -1,4 +1,4 @@
-"""The booted ARM64 machine: labgrid's QEMUDriver on copies of an image's disks."""
+"""The booted ARM64 machine: labgrid's QEMUDriver with copies of an image's disks."""
 
 import contextlib
 import shutil
@@ -23,14 +23,14 @@ _SSH: Final = 22
 @target_factory.reg_driver
 @attr.s(eq=False)
 class BootedMachineDriver(QEMUDriver):
-    """A machine that boots an image, or continues from its snapshot.
+    """A machine that boots an image or continues from its snapshot.
 
     Attributes:
-        image: image with the disks to boot from; for None, the newest image with a snapshot.
+        image: The image to boot, or None for the newest snapshot.
         status: 1 while qemu runs.
-        key: file with root's private ssh key.
-        folder: folder of its disks while it is active.
-        host_address: address at which it reaches servers on this machine's loopback.
+        key: The path of root's ssh private key.
+        folder: The folder of the disks while the driver is active.
+        host_address: The address under which the machine reaches servers on this machine's loopback.
     """
 
     host_address = "10.0.2.2"  # in qemu's user network
@@ -65,12 +65,12 @@ class BootedMachineDriver(QEMUDriver):
             self._open = undo.pop_all()
 
     def on_deactivate(self) -> None:
-        """Cut the power and remove the disks."""
+        """Cut the power and delete the disks."""
         with self._open:
             super().on_deactivate()
 
     def get_qemu_base_args(self) -> list[str]:
-        """Return the command line of qemu; labgrid adds the monitor, and a second console.
+        """Return the qemu command line. labgrid adds the monitor and a second console.
 
         The first console goes to a file, because qemu stops while nobody reads labgrid's console.
         """
@@ -87,10 +87,10 @@ class BootedMachineDriver(QEMUDriver):
         return words
 
     def monitor(self, command: str) -> str:
-        """Run a command of qemu's human monitor, and return what it prints.
+        """Run a command in qemu's human monitor, and return its output.
 
         Raises:
-            BenchError: the command printed an error.
+            BenchError: The command printed an error.
         """
         reply: str = self.monitor_command("human-monitor-command", {"command-line": command}).strip()
         if reply.startswith("Error"):
@@ -98,20 +98,20 @@ class BootedMachineDriver(QEMUDriver):
         return reply
 
     def save(self, snapshot: str) -> None:
-        """Save the machine with memory and disks as a snapshot of that name."""
+        """Save the memory and disks of the machine as a snapshot with this name."""
         self.monitor(f"savevm {snapshot}")
 
     def restore(self, snapshot: str) -> None:
-        """Continue from a snapshot; later changes of the disks are lost."""
+        """Restore a snapshot. Later changes on the disks are lost."""
         self.monitor(f"loadvm {snapshot}")
 
     @QEMUDriver.check_active  # type: ignore[untyped-decorator]
     def cycle(self) -> None:
-        """Cut the power for a moment: unwritten data are lost, and the machine boots from its disks."""
+        """Reset the machine as a power cut does. It loses unwritten data and boots from its disks."""
         self.monitor_command("system_reset")
 
     def forward_ssh(self) -> int:
-        """Forward a free port of this machine's loopback to the machine's ssh port; return the free port."""
+        """Forward a free local port to the machine's ssh port, and return the local port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port: int = free.getsockname()[1]
         self.add_port_forward("tcp", "127.0.0.1", port, "", _SSH)

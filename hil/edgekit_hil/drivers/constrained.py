@@ -1,7 +1,7 @@
-"""This machine as a small device: a share of one processor, a limit on memory, a link of its own.
+"""A small device on this machine, with a limited processor share and memory and an emulated network link.
 
-The device has a folder as its home, a network of its own, and a cgroup that holds all its processes. It has
-no boot and no disk of its own, so a power cut here is `kill -9` of every process at once.
+The device has a home folder, a network namespace, and a cgroup with all its processes. It does not boot and
+has no disk, so a power cut kills all its processes at once.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class ConstrainedBoard(Resource):
     """The resources of the device.
 
     Attributes:
-        processor_share: share of one processor, 0.1 to 0.95.
-        memory_bytes: limit of the memory of its processes and of files in tmpfs, together.
+        processor_share: The share of one processor, 0.1 to 0.95.
+        memory_bytes: The memory limit for its processes and files in tmpfs together.
     """
 
     processor_share: float = attr.ib(validator=attr.validators.instance_of(float))
@@ -53,7 +53,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
     power_label = "kill -9 of every process of the device"
 
     def on_activate(self) -> None:
-        """Make the device; a failure leaves nothing behind."""
+        """Create the device. After an error nothing remains."""
         with contextlib.ExitStack() as undo:
             super().on_activate()
             undo.callback(super().on_deactivate)
@@ -76,11 +76,11 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> None:
-        """Do nothing: the device is always on."""
+        """Do nothing, because the device is always on."""
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def off(self) -> None:
-        """Kill every process of the device at once."""
+        """Kill all processes of the device at once."""
         _kill_group(self._group)
 
     @Driver.check_active  # type: ignore[untyped-decorator]
@@ -89,23 +89,23 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def drop_link(self) -> None:
-        """Lose every packet of the link until `restore_link`."""
+        """Drop all packets of the link until `restore_link`."""
         self.testbed.block()
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def throttle(self, clock_share: float) -> None:
-        """Lower the speed of the processor to a share, as a hot board does; 1 restores it."""
+        """Reduce the processor speed to a share, as a hot board does. A share of 1 restores it."""
         assert self.testbed.quota is not None  # noqa: S101  # `on_activate` made one
         self.testbed.quota.change(self.board.processor_share * clock_share)
 
     @property
     def slowdown(self) -> float:
-        """How many times slower than this machine the device is."""
+        """The factor by which the device is slower than this machine."""
         share: float = self.board.processor_share
         return 1 / share
 
     def restore_link(self) -> None:
-        """Undo `drop_link`: the link has the bandwidths and the round-trip time of `board` again."""
+        """Restore the link after `drop_link`, with the bandwidths and round-trip time of `board`."""
         board = self.board
         self.testbed.set_link(up_mbit_s=board.up_mbit_s, down_mbit_s=board.down_mbit_s, rtt_ms=board.rtt_ms)
 

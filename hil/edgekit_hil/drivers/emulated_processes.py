@@ -1,13 +1,13 @@
-"""A child process that holds namespaces in which programs for arm64 run under qemu-user.
+"""A child process with namespaces in which ARM64 programs run under qemu-user.
 
     python -m edgekit_hil.drivers.emulated_processes QEMU ROOT UPPER WORK READ_ONLY...
 
-It has a user namespace of its own, with all users of the system unchanged. qemu-aarch64 is registered in the
-binfmt_misc of that namespace, not on the machine. In its own mount namespace `/` is ROOT, changes go to
-UPPER, and each folder of READ_ONLY is there at the path it has here. Its process namespace ends with it, and
-so does every program in it. It prints `ready PID` and sleeps; `nsenter --target PID` runs programs there.
+The process has its own user namespace, with the same users as the system. qemu-aarch64 is registered in the
+binfmt_misc of this namespace and not for the whole machine. In its mount namespace `/` is ROOT, changes go to
+UPPER, and the READ_ONLY folders have the same paths as outside. All programs in its process namespace end
+when the process ends. It prints `ready PID` and sleeps. `nsenter --target PID` then runs programs there.
 
-Source: Linux 6.7, "binfmt_misc: enable sandboxed mounts"; Documentation/admin-guide/binfmt-misc.rst.
+Source: Linux 6.7, "binfmt_misc: enable sandboxed mounts", and Documentation/admin-guide/binfmt-misc.rst.
 """
 
 import ctypes
@@ -139,7 +139,7 @@ def _mount_processes(folder: Path) -> None:
 
 
 def main() -> None:
-    """Make the userland's namespaces, print `ready` and the id of their first process, and wait."""
+    """Create the namespaces, print `ready` and the id of their first process, and wait."""
     end_with_parent()
     qemu, root, upper, work, *read_only = sys.argv[1:]
     _enter_user_namespace()

@@ -1,4 +1,4 @@
-"""This machine as the device: commands of its shell, in a folder of their own as their home."""
+"""A device on this machine, which runs shell commands in a temporary home folder."""
 
 import contextlib
 import shlex
@@ -29,11 +29,11 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
     """Runs commands on this machine, without the environment variables of this process.
 
     Attributes:
-        home: `$HOME` of the commands; a folder that exists while the driver is active.
+        home: The `$HOME` of the commands, which exists while the driver is active.
     """
 
     def on_activate(self) -> None:
-        """Make `home`, with a Python that has the runtime."""
+        """Create `home` with a Python that can import the runtime."""
         self.home = make_folder("home")
         programs = self.home / "bin"
         programs.mkdir()
@@ -57,14 +57,14 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Run a command in the device's shell; return its lines of output, its lines of errors and exit code.
+        """Run a command, and return its lines of output, its lines of errors and its exit code.
 
         Args:
-            cmd: command of `sh`; a signal that ends it gives 128 plus the signal's number as exit code.
-            timeout: seconds; None for `COMMAND_LIMIT_S`.
+            cmd: A command for `sh`. If a signal ends it, the exit code is 128 plus the number of the signal.
+            timeout: The time limit in seconds, or None for `COMMAND_LIMIT_S`.
 
         Raises:
-            BenchError: time is up.
+            BenchError: The command exceeded the time limit.
         """
         return self._run(cmd, timeout=timeout)
 
@@ -94,10 +94,10 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def put(self, filename: str, remotepath: str) -> None:
-        """Copy the file `filename` to `remotepath`; a relative `remotepath` begins at `home`."""
+        """Copy the file `filename` to `remotepath`, which may be relative to `home`."""
         shutil.copy(filename, self.home / remotepath)
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get(self, filename: str, destination: str) -> None:
-        """Copy the file `filename` to `destination`; a relative `filename` begins at `home`."""
+        """Copy the file `filename`, which may be relative to `home`, to `destination`."""
         shutil.copy(self.home / filename, destination)

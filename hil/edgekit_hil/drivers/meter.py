@@ -1,4 +1,4 @@
-"""Meters of power: what the tests expect of one, and a meter outside of the device that a command reads."""
+"""The protocol of power meters, and a driver for an external meter that a command reads."""
 
 import abc
 import contextlib
@@ -23,11 +23,11 @@ _TIMED_OUT: Final = 124  # exit code of timeout(1)
 
 
 class MeterProtocol(abc.ABC):
-    """A driver that measures power. A user's own driver can implement it, and is then its bench's meter.
+    """A driver that measures power. Users can implement it for their own meters.
 
     Attributes:
-        is_whole: whether it measures the whole device. The watts of a part are not comparable with a
-            target's.
+        is_whole: Whether the meter measures the whole device. The power of a part cannot be compared with the
+            power in a target.
     """
 
     is_whole: bool = True
@@ -35,25 +35,25 @@ class MeterProtocol(abc.ABC):
     @property
     @abc.abstractmethod
     def scope(self) -> str:
-        """The measured part, such as `board`, as a text for reports."""
+        """The measured part, such as `board`, as text for reports."""
 
     @abc.abstractmethod
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
-        """Measure in a `with` block; the list that it yields is filled at the end.
+        """Measure during a `with` block, and yield a list that is filled at the end.
 
-        Each entry is (seconds since the first reading, watts). The first reading is taken before the block
-        runs, so even a short block has one.
+        Each entry is a pair of the seconds since the first reading and the watts. The first reading is taken
+        before the block runs, so even a short block has a reading.
 
         Raises:
-            BenchError: there are no readings, or a reading is not between 0 and `MOST_WATTS`.
+            BenchError: There are no readings, or a reading is not between 0 and `MOST_WATTS`.
         """
 
 
 def check_watts(watts: float) -> float:
-    """Return a reading of a meter unchanged, after a check.
+    """Check a reading of a meter, and return it.
 
     Raises:
-        BenchError: the reading is NaN, or not between 0 and `MOST_WATTS`.
+        BenchError: The reading is NaN, or not between 0 and `MOST_WATTS`.
     """
     if not 0 <= watts <= MOST_WATTS:  # also refuses NaN
         raise BenchError(f"the meter reads {watts:g} W, expected 0 to {MOST_WATTS:g} W")
@@ -61,10 +61,10 @@ def check_watts(watts: float) -> float:
 
 
 def summarize(idle: Sequence[tuple[float, float]], active: Sequence[tuple[float, float]]) -> MeasuredPower:
-    """Return the median power of readings at rest and under load, as `MeterProtocol.measure` gives them.
+    """Return the median power at rest and under load, from readings of `MeterProtocol.measure`.
 
     Raises:
-        BenchError: there are fewer than three readings at rest or under load, or the power under load is not
+        BenchError: There are fewer than three readings at rest or under load, or the power under load is not
             above the power at rest.
     """
     if (least := min(len(idle), len(active))) < _LEAST_READINGS:
@@ -77,14 +77,14 @@ def summarize(idle: Sequence[tuple[float, float]], active: Sequence[tuple[float,
 @target_factory.reg_driver
 @attr.s(eq=False)
 class CommandMeterDriver(Driver, MeterProtocol):
-    """Reads a meter outside of the device by a command on this machine, again and again.
+    """Reads an external meter repeatedly with a command on this machine.
 
     Attributes:
-        command: a command of the shell that prints one number, the watts at this moment, and ends.
-        measures: the meter and the measured part, as a text for reports.
-        is_whole: whether the meter measures the whole device.
-        interval_s: time between two readings.
-        limit_s: time limit of one reading.
+        command: A shell command that prints the current power in watts as one number.
+        measures: The meter and the measured part, as text for reports.
+        is_whole: Whether the meter measures the whole device.
+        interval_s: The time between two readings.
+        limit_s: The time limit of a reading.
     """
 
     command: str = attr.ib(validator=attr.validators.instance_of(str))
@@ -94,10 +94,10 @@ class CommandMeterDriver(Driver, MeterProtocol):
     limit_s: float = attr.ib(default=10.0, converter=float, validator=attr.validators.gt(0))
 
     def on_activate(self) -> None:
-        """Read the meter once, to check it.
+        """Check the meter by reading it once.
 
         Raises:
-            BenchError: the command fails, or prints no power between 0 and `MOST_WATTS`.
+            BenchError: The command fails, or prints no power between 0 and `MOST_WATTS`.
         """
         self._read()
 
@@ -111,8 +111,8 @@ class CommandMeterDriver(Driver, MeterProtocol):
         """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: a reading failed. If the first reading fails, the block does not run. If a later one
-                fails, the block still runs to its end.
+            BenchError: A reading failed. If it was the first reading, the block does not run. Otherwise the
+                error is raised after the block.
         """
         readings: list[tuple[float, float]] = []
         samples, faults, ended = [(0.0, self._read())], [], threading.Event()

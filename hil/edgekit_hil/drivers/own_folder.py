@@ -1,4 +1,4 @@
-"""A temporary folder of an emulated device, which the next run removes if this process is killed."""
+"""Temporary folders of emulated devices. If this process is killed, the next run deletes them."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ PREFIX: Final = "edgekit-bench"
 
 
 def make_folder(kind: str) -> Path:
-    """Make and return an empty folder.
+    """Create an empty folder.
 
-    First, remove the folders that ended processes left, and kill the programs that run in those folders.
+    Before that, delete the folders of processes that have ended, and kill the programs that run in them.
 
     Args:
-        kind: kind of the device; part of the folder's name.
+        kind: The kind of device, which becomes part of the folder's name.
     """
     for stale_folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
         owner = stale_folder.name.split("-")[-2]

@@ -1,4 +1,4 @@
-"""The device's own meter, such as the INA3221 of a Jetson, as `edgekit-device sensors` reads it."""
+"""A meter in the device, such as the INA3221 of a Jetson, which `edgekit-device sensors` reads."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ _START_LIMIT_S = 20
 @target_factory.reg_driver
 @attr.s(eq=False)
 class SensorsDriver(Driver, MeterProtocol):
-    """Reads the sensors over the device's shell, once a second.
+    """Reads the power sensors of the device once a second.
 
     Attributes:
-        python: command that starts a Python on the device; the runtime is installed in that Python.
-        sysfs: path of the kernel's tree on the device.
+        python: The command that starts a Python with the runtime installed on the device.
+        sysfs: The path of sysfs on the device.
     """
 
     bindings = {"command": "CommandProtocol"}  # noqa: RUF012  # labgrid's
@@ -33,7 +33,7 @@ class SensorsDriver(Driver, MeterProtocol):
         """Find the sensors.
 
         Raises:
-            BenchError: the device has none that measures power; the message says what is missing.
+            BenchError: The device has no sensors for power. The message says what is missing.
         """
         document = json.loads(
             "\n".join(self.command.run_check(self._sensors("--json"), timeout=_START_LIMIT_S))
@@ -56,7 +56,7 @@ class SensorsDriver(Driver, MeterProtocol):
         """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: there are no readings, or a reading is not between 0 and `MOST_WATTS`.
+            BenchError: There are no readings, or a reading is not between 0 and `MOST_WATTS`.
         """
         readings: list[tuple[float, float]] = []
         # There the next run ends what a killed one has left.

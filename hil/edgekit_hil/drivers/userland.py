@@ -1,6 +1,6 @@
 """The ARM64 userland: commands in a Debian root for arm64, whose programs run under qemu-user.
 
-It shows what programs do, not how long they take: the kernel is this machine's, not a board's.
+It shows what programs do, but not how long they take on a board. The kernel is that of this machine.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ _COMMAND_LIMIT_S: Final = 60.0
 
 
 def require_userland() -> None:
-    """Check that this machine can run programs for arm64.
+    """Check that this machine can run ARM64 programs.
 
     Raises:
-        BenchUnavailableError: its kernel is too old, this process is not root, or qemu is missing.
+        BenchUnavailableError: The kernel is too old, this process is not root, or qemu is missing.
     """
     require(_QEMU, "nsenter")
     if os.geteuid():
@@ -55,21 +55,21 @@ def require_userland() -> None:
 @target_factory.reg_driver
 @attr.s(eq=False)
 class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
-    """Runs commands in the root of the newest image; their changes are lost afterwards.
+    """Runs commands in the root of the newest image. Their changes are discarded at the end.
 
     Attributes:
-        cpu: the processor, as qemu names it.
-        read_only: folders of this machine that are visible at the same path.
+        cpu: The name of the processor in qemu.
+        read_only: Local folders that are visible at the same path.
     """
 
     cpu: str = attr.ib(default=recipe.CPU)
     read_only: list[str] = attr.ib(factory=lambda: [str(Path(edgekit_runtime.__file__).parents[1])])
 
     def on_activate(self) -> None:
-        """Make the namespaces; a failure leaves nothing behind.
+        """Create the namespaces. After an error nothing remains.
 
         Raises:
-            BenchUnavailableError: see `require_userland`; or there is no image.
+            BenchUnavailableError: There is no image, or see `require_userland`.
         """
         require_userland()
         image = find_image(booted=False)
@@ -86,15 +86,15 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
             self._open = undo.pop_all()
 
     def on_deactivate(self) -> None:
-        """End every program in the userland and remove the files that they wrote."""
+        """End all programs in the userland, and delete the files that they wrote."""
         self._open.close()
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Run a command of the shell; return its lines of output, its lines of errors and its exit code.
+        """Run a shell command, and return its lines of output, its lines of errors and its exit code.
 
         Raises:
-            BenchError: it did not end within `timeout` seconds.
+            BenchError: The command did not end within `timeout` seconds.
         """
         return self._run(cmd, timeout=timeout)
 
@@ -118,7 +118,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         return texts[0], texts[1], done.returncode if done.returncode >= 0 else 128 - done.returncode
 
     def enter(self) -> list[str]:
-        """Return the words to put before a command, so that it runs in the userland."""
+        """Return the arguments to put before a command, so that it runs in the userland."""
         variables = {
             "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -138,12 +138,12 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get_status(self) -> int:
-        """Return 1: always available."""
+        """Return 1, because the userland is always available."""
         return 1
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def put(self, filename: str, remotepath: str) -> None:
-        """Copy the file `filename` of this machine to `remotepath` in the userland.
+        """Copy the local file `filename` to `remotepath` in the userland.
 
         Raises:
             BenchError: `remotepath` cannot be written.
@@ -153,7 +153,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get(self, filename: str, destination: str) -> None:
-        """Copy the file `filename` of the userland to `destination` on this machine.
+        """Copy the file `filename` in the userland to the local `destination`.
 
         Raises:
             BenchError: `filename` cannot be read.

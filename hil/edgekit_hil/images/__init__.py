@@ -1,1 +1,1 @@
-"""ARM64 systems made from Debian's packages: a folder to run programs in, and a machine that boots."""
+"""ARM64 systems from Debian packages: a folder to run programs in, and a machine that boots."""

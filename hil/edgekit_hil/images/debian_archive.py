@@ -1,6 +1,6 @@
-"""Debian's packages for arm64, from the mirror in this machine's apt configuration.
+"""Debian packages for arm64, from the mirrors in this machine's apt configuration.
 
-apt works on separate folders, so this machine keeps its single architecture.
+apt uses separate folders, so no foreign architecture is added to this machine.
 """
 
 import re
@@ -17,16 +17,16 @@ _INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\S+)\]\)")
 
 @dataclass(frozen=True, slots=True)
 class DebianArchive:
-    """Finds and downloads Debian's packages for arm64, by an apt whose lists and cache are in `folder`."""
+    """Finds and downloads Debian packages for arm64, with package lists and a cache in `folder`."""
 
     folder: Path
 
     def update(self) -> None:
-        """Fetch the package lists of this machine's suites.
+        """Download the package lists of this machine's suites.
 
         Raises:
-            BenchUnavailableError: this machine is no Debian.
-            BenchError: this machine's apt knows no suite of Debian, or no mirror answers.
+            BenchUnavailableError: This machine does not run Debian.
+            BenchError: apt has no package lists of Debian, or no mirror answers.
         """
         for name in ("state/lists/partial", "cache/archives/partial"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -47,18 +47,18 @@ class DebianArchive:
         self._apt("update")
 
     def find(self, packages: Sequence[str]) -> list[str]:
-        """Return the file names, with versions, of packages and their dependencies."""
+        """Return the file names of packages and their dependencies, which contain the versions."""
         matches = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
         names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in matches if m)]
         return sorted(name.replace(":", "%3a") for name in names)
 
     def fetch(self, packages: Sequence[str]) -> list[Path]:
-        """Download packages and their dependencies, and return their files."""
+        """Download packages and their dependencies, and return the paths of their files."""
         self._apt("install", "--yes", "--download-only", *packages)
         return [self.folder / "cache" / "archives" / name for name in self.find(packages)]
 
     def remove_others(self, names: Sequence[str]) -> None:
-        """Remove the downloaded files whose names are not in `names`."""
+        """Delete the downloaded files whose names are not in `names`."""
         for path in (self.folder / "cache" / "archives").glob("*.deb"):
             if path.name not in names:
                 path.unlink()

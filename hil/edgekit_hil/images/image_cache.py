@@ -1,11 +1,11 @@
-"""Images in a folder of the user: finds and makes them.
+"""Finds and creates images in the user's cache folder.
 
-An image is a folder, named after the hash of the recipe and of the versions of its packages:
+An image is a folder whose name contains a hash of the recipe and a hash of the package versions.
 
     root/          the system, to run programs in
-    boot/          what qemu boots: kernel, initrd, disks and the key of root
-    snapshot/      the disks as they are once it has booted, and its memory
-    versions.txt   its packages of Debian
+    boot/          what qemu boots: kernel, initrd, disks and root's ssh key
+    snapshot/      the disks and the memory of the booted system
+    versions.txt   the versions of the Debian packages
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Image:
 
     @property
     def root(self) -> Path:
-        """The system as a folder."""
+        """The folder of the system."""
         return self.folder / "root"
 
     @property
@@ -59,12 +59,12 @@ class Image:
 
     @property
     def snapshot(self) -> Path:
-        """The booted system."""
+        """The folder with the snapshot of the booted system."""
         return self.folder / "snapshot"
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the image from being removed during the block."""
+        """Lock the image during the block, so that it is not removed."""
         with _lock(self.folder / _VERSIONS, fcntl.LOCK_SH):
             yield
 
@@ -72,7 +72,7 @@ class Image:
         """Remove the image.
 
         Raises:
-            BenchError: a bench uses it.
+            BenchError: A bench is using the image.
         """
         if self.folder.exists():
             with _lock(self.folder / _VERSIONS, fcntl.LOCK_EX):
@@ -80,13 +80,13 @@ class Image:
 
 
 def find_image(*, booted: bool) -> Image:
-    """Return the newest image made by this recipe.
+    """Return the newest image of this recipe.
 
     Args:
-        booted: whether it must have a snapshot of the booted system.
+        booted: Whether the image must have a snapshot of the booted system.
 
     Raises:
-        BenchUnavailableError: there is none; the message says how to make one.
+        BenchUnavailableError: There is no such image. The message says how to create one.
     """
     images = [image for image in _list_images() if image.snapshot.exists() or not booted]
     if not images:
@@ -96,14 +96,17 @@ def find_image(*, booted: bool) -> Image:
 
 
 def make_image(show: Show, *, rebuild: bool = False) -> Image:
-    """Return the image of this recipe, with the present versions of its packages; make it if it is missing.
+    """Return the image of this recipe with the current package versions. Create it if it is missing.
 
-    `rebuild`: whether to make the image even if it exists. A new image has no snapshot yet: call
-    `drivers.boot_strategy.save_snapshot`.
+    A new image has no snapshot until `drivers.boot_strategy.save_snapshot` is called.
+
+    Args:
+        show: A function that shows the current step.
+        rebuild: Whether to create the image again if it exists.
 
     Raises:
-        BenchError: this machine cannot make it: it is not root, a program is missing, a package is
-            unavailable, or the disk is too full.
+        BenchError: This machine cannot create the image: the process is not root, a program is missing, a
+            package is unavailable, or the disk is too full.
     """
     if os.geteuid():
         raise BenchUnavailableError("an image needs root: its files belong to root and other users")
@@ -205,7 +208,7 @@ def _remove_old(keep: Image) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `folder` if all goes well, and is removed if not."""
+    """Yield an empty folder that becomes `folder` at the end, or is deleted after an error."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as new_folder:
         inner = Path(new_folder, folder.name)
         inner.mkdir()

@@ -1,4 +1,4 @@
-"""The kernel modules that are needed, and the initial RAM disk (initrd) that loads them.
+"""The required kernel modules, and the initial RAM disk (initrd) that loads them.
 
 Source: Documentation/driver-api/early-userspace/buffer-format.rst of Linux ("newc").
 """
@@ -23,7 +23,7 @@ class KernelModules:
     """The modules of a kernel.
 
     Attributes:
-        release: such as `6.1.0-56-arm64`.
+        release: The kernel release, such as `6.1.0-56-arm64`.
     """
 
     def __init__(self, unpacked: Path) -> None:
@@ -37,10 +37,10 @@ class KernelModules:
         """Return modules and their dependencies, each after the modules that it depends on.
 
         Returns:
-            path below the folder of modules -> content.
+            A dict from path, relative to the folder of modules, to content.
 
         Raises:
-            BenchError: the kernel has no such module.
+            BenchError: The kernel has no such module.
         """
         modules: dict[str, bytes] = {}
 
@@ -61,7 +61,7 @@ class KernelModules:
         return modules
 
     def install(self, modules: Mapping[str, bytes], root: Path) -> None:
-        """Write modules, and the lists that `depmod` reads, into a root."""
+        """Write modules and the module lists for `depmod` to a root."""
         to = root / "usr/lib/modules" / self.release
         for module_path, content in modules.items():
             (to / module_path).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class KernelModules:
 
 
 def write_initrd(path: Path, busybox: Path, modules: Mapping[str, bytes]) -> None:
-    """Write an initrd that loads `modules` in their order and switches to the root on disk."""
+    """Write an initrd that loads `modules` in order and switches to the root on the disk."""
     members: list[tuple[str, int, bytes]] = [(name, _FOLDER_MODE, b"") for name in _FOLDERS]
     members.append(("bin/busybox", _PROGRAM_MODE, busybox.read_bytes()))
     members.append(("init", _PROGRAM_MODE, recipe.INIT.encode()))

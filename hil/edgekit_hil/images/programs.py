@@ -1,4 +1,4 @@
-"""Programs of this machine that are needed to make an image."""
+"""Programs on this machine that create an image."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ _PACKAGES: Final[Mapping[str, str]] = {
 
 
 def require(*programs: str) -> None:
-    """Check that these programs are installed.
+    """Check that programs are installed.
 
     Raises:
-        BenchUnavailableError: one is missing; the message names its package.
+        BenchUnavailableError: A program is missing. The message names its package.
     """
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:
@@ -38,10 +38,10 @@ def require(*programs: str) -> None:
 
 
 def run_checked(command: Sequence[str | Path]) -> str:
-    """Return the output of a program.
+    """Run a program, and return its output.
 
     Raises:
-        BenchError: it failed, or did not end in time.
+        BenchError: The program failed, or did not end in time.
     """
     words = [str(word) for word in command]
     result = run_program(words, (), _LIMIT_S, _MAX_OUTPUT_BYTES)

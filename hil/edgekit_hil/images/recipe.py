@@ -115,8 +115,8 @@ exec $busybox switch_root $disk /sbin/init
 def hash_recipe(*versions: str) -> str:
     """Return 16 hexadecimal digits of a hash of the recipe and of `versions`.
 
-    The recipe is the lists of the engines' packages and the code of this folder's modules, without docstrings
-    and comments. Another minor version of Python may give another hash.
+    The recipe consists of the engines' package lists and the code of this folder's modules, without
+    docstrings and comments. The hash may differ between minor versions of Python.
     """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):

@@ -1,7 +1,7 @@
-"""A Debian root for arm64 in a folder: packages are unpacked here, without running their scripts.
+"""A Debian root for arm64 in a folder, from unpacked packages without their maintainer scripts.
 
-`recipe.FILES` and `recipe.LINKS` replace the maintainer scripts, which would take most of half an hour on an
-emulated processor; systemd makes the rest on the first boot.
+The scripts would take nearly half an hour on an emulated processor. `recipe.FILES` and `recipe.LINKS` replace
+them, and systemd creates the rest at the first boot.
 """
 
 import shutil
@@ -24,7 +24,7 @@ def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None])
     """Unpack packages into the empty folder `root`, and configure it.
 
     Raises:
-        BenchError: a package is damaged, or the disk is full.
+        BenchError: A package is damaged, or the disk is full.
     """
     for name in _MERGED:
         (root / "usr" / name).mkdir(parents=True)
@@ -49,10 +49,10 @@ def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None])
 
 
 def unpack(package: Path, root: Path) -> None:
-    """Unpack a `.deb` into a root whose folders are merged into `/usr`.
+    """Unpack a `.deb` into a root whose `/bin`, `/sbin` and `/lib` are links into `/usr`.
 
     Raises:
-        BenchError: it is damaged, or the disk is full.
+        BenchError: The package is damaged, or the disk is full.
     """
     tar = ["tar", "--extract", "--keep-directory-symlink", f"--directory={root}"]
     tar += [f"--exclude=./{name}/*" for name in recipe.EXCLUDED]
@@ -64,15 +64,15 @@ def unpack(package: Path, root: Path) -> None:
 
 
 def find_python(root: Path) -> str:
-    """Return the version of the root's Python, such as `3.11`."""
+    """Return the Python version of the root, such as `3.11`."""
     return (root / "usr/bin/python3").readlink().name.removeprefix("python")
 
 
 def compile_modules(root: Path, python: str) -> None:
-    """Compile the Python modules of a root, for faster starts.
+    """Compile the Python modules of a root, so that they load faster.
 
-    `python`: version of the root's Python, such as `3.11`. If this process has another version, nothing is
-    compiled.
+    `python` is the Python version of the root, such as `3.11`. If this process has another version, nothing
+    is compiled.
     """
     if python == f"{sys.version_info.major}.{sys.version_info.minor}":
         names = (f"usr/lib/python{python}", "usr/lib/python3", f"usr/local/lib/python{python}")
@@ -84,14 +84,17 @@ def compile_modules(root: Path, python: str) -> None:
 def install_wheels(
     requirements: Sequence[str], python: str, folder: Path, *, are_pinned: bool = False
 ) -> None:
-    """Install wheels for arm64 into `folder` by this machine's pip.
+    """Install wheels for arm64 into `folder` with the pip of this machine.
 
-    `requirements`: lines of a pip requirements file. `python`: version of the Python that imports them.
-    `are_pinned`: whether the lines are complete, each with its hashes; if not, dependencies are installed
-    too.
+    Args:
+        requirements: The lines of a pip requirements file.
+        python: The Python version, such as `3.11`.
+        folder: The folder to install into.
+        are_pinned: Whether the lines include all dependencies with their hashes. Otherwise pip adds
+            dependencies.
 
     Raises:
-        BenchError: the index has no such wheel, or does not answer.
+        BenchError: The package index has no such wheel, or does not answer.
     """
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--root-user-action=ignore", "--only-binary=:all:", "--no-compile", "--python-version", python]

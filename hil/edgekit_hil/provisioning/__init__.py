@@ -1,1 +1,1 @@
-"""Setting up a device over ssh: runtime, keys, units of systemd, enrolment. The device needs no network."""
+"""Sets up a device over ssh: runtime, keys, systemd units and enrolment. The device needs no internet."""

@@ -1,4 +1,4 @@
-"""Facts about a device on which an installation depends."""
+"""The facts about a device that an installation needs."""
 
 import re
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _PRIVATE: Final = tuple(f"/{name}/" for name in ("home", "root"))  # the service
 
 @dataclass(frozen=True, slots=True)
 class DevicePython:
-    """A Python of the device.
+    """A Python on the device.
 
     Attributes:
-        version: such as `3.11.2`.
-        implementation: such as `CPython`.
-        has_tensorrt: whether it can import TensorRT, which comes with JetPack.
-        bits: 64 or 32. On 32-bit Raspberry Pi OS it is 32, although a 64-bit kernel reports `aarch64`.
+        version: The version, such as `3.11.2`.
+        implementation: The implementation, such as `CPython`.
+        has_tensorrt: Whether it can import TensorRT, which comes with JetPack.
+        bits: 64 or 32. A 32-bit Raspberry Pi OS has 32, although its 64-bit kernel reports `aarch64`.
     """
 
     path: str
@@ -36,7 +36,7 @@ class DevicePython:
 
     @property
     def is_supported(self) -> bool:
-        """Whether edgekit's packages have wheels for this Python, and the service's user may run it."""
+        """Whether edgekit has wheels for this Python, and the user of the service may run it."""
         if self.path.startswith(_PRIVATE) or self.bits != 64:
             return False
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
@@ -45,21 +45,21 @@ class DevicePython:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallFacts:
-    """The facts that the device reported.
+    """The facts that the device reported. Missing facts are empty.
 
     Attributes:
-        machine: architecture such as `aarch64`.
-        system: name such as `Debian GNU/Linux 12 (bookworm)`.
-        model: model of the board, or empty.
-        libc: C library such as `glibc 2.36`, or empty.
-        pythons: all Pythons, the default one first.
-        free_bytes: free space where edgekit is installed.
+        machine: The architecture, such as `aarch64`.
+        system: The operating system, such as `Debian GNU/Linux 12 (bookworm)`.
+        model: The model of the board.
+        libc: The C library, such as `glibc 2.36`.
+        pythons: All Pythons, with the default one first.
+        free_bytes: The free space where edgekit is installed.
         rights: `root`, `sudo` (without a password) or `none`.
-        release, previous: the installed release and the one before it, or empty.
-        service, agent: states of these systemd units, such as `active`, or empty.
-        device: name of the device in a fleet, or empty.
-        keys: name of a trusted key -> SHA-256 of its file, in hexadecimal.
-        models: output of `edgekit-device status --json`, or empty.
+        release, previous: The installed release and the previous one.
+        service, agent: The states of these systemd units, such as `active`.
+        device: The name of the device in a fleet.
+        keys: The SHA-256 of each trusted key file by the key's name, in hexadecimal.
+        models: The output of `edgekit-device status --json`.
     """
 
     machine: str
@@ -79,10 +79,10 @@ class InstallFacts:
 
     @classmethod
     def parse(cls, lines: Sequence[str]) -> "InstallFacts":
-        """Return the facts that lines of `NAME=VALUE` state.
+        """Parse the facts from lines of `NAME=VALUE`.
 
         Raises:
-            ProvisioningError: the lines lack facts of a device.
+            ProvisioningError: Required facts are missing.
         """
         pairs = [line.partition("=")[::2] for line in lines if "=" in line]
         fields = dict(pairs)
@@ -102,10 +102,10 @@ class InstallFacts:
 
     @property
     def glibc(self) -> tuple[int, int]:
-        """Version of the C library, such as (2, 36).
+        """The version of glibc, such as (2, 36).
 
         Raises:
-            ProvisioningError: the C library is not glibc, so no package has wheels for it.
+            ProvisioningError: The C library is not glibc, so there are no wheels for it.
         """
         match = re.fullmatch(r"glibc (\d+)\.(\d+)", self.libc)
         if match is None:
@@ -115,10 +115,10 @@ class InstallFacts:
         return int(match[1]), int(match[2])
 
     def choose_python(self) -> DevicePython:
-        """Return the Python for the installation, after a check that the device can run edgekit.
+        """Check that the device can run edgekit, and return the Python for the installation.
 
         Raises:
-            ProvisioningError: the device cannot run edgekit, or its user is neither root nor may use sudo.
+            ProvisioningError: The device cannot run edgekit, or its user is not root and may not use sudo.
         """
         if self.machine not in MACHINES:
             raise ProvisioningError(

@@ -1,4 +1,4 @@
-"""Installs, shows and removes edgekit on a device over ssh."""
+"""Installs and removes edgekit on a device over ssh, and reads facts about the device."""
 
 import hashlib
 import shlex
@@ -28,12 +28,12 @@ _MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallRequest:
-    """The state into which `install` brings a device.
+    """The desired state of a device for `install`.
 
     Attributes:
-        keys: public keys that the device shall trust, as files `NAME.pub.pem`.
-        target: name of the target for which its packages must be made; empty for any target.
-        code: one-time code with which the device joins a fleet; empty to join none.
+        keys: The paths of public keys to trust, each named `NAME.pub.pem`.
+        target: The target that packages must be made for, or empty for any target.
+        code: The one-time code for joining a fleet, or empty.
     """
 
     engine: str = "ort"
@@ -47,10 +47,10 @@ class InstallReport:
     """The result of an installation.
 
     Attributes:
-        facts: facts about the device before the installation.
-        release: release that runs now.
-        changed: changes in their order; empty if everything was in place.
-        notes: what was not done, and why.
+        facts: The facts about the device before the installation.
+        release: The release that runs now.
+        changed: The changes in order. It is empty if nothing had to change.
+        notes: What was not done, and why.
     """
 
     facts: InstallFacts
@@ -60,13 +60,11 @@ class InstallReport:
 
 
 def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
-    """Return the facts that a device reports over ssh.
-
-    `has_models`: whether the device reports its models too.
+    """Return the facts that a device reports over ssh, with its models if `has_models`.
 
     Raises:
-        TransportError: the device cannot be reached.
-        ProvisioningError: the device refuses the login, or its answer does not hold the facts.
+        TransportError: The device cannot be reached.
+        ProvisioningError: The device refuses the login, or its answer lacks required facts.
     """
     call = ("status", str(int(has_models)))
     facts = InstallFacts.parse(_run(host, "none", *call, limit_s=_PROBE_LIMIT_S))
@@ -77,12 +75,12 @@ def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
 
 
 def install(host: SshHost, request: InstallRequest, show: Callable[[str], None]) -> InstallReport:
-    """Bring a device to the requested state; change only the parts that differ from it.
+    """Bring a device to the requested state, and change only what differs.
 
     Raises:
-        TransportError: the device cannot be reached.
-        ProvisioningError: it cannot be set up; the earlier release still runs.
-        OutputError: the packages cannot be stored on this machine.
+        TransportError: The device cannot be reached.
+        ProvisioningError: The device cannot be set up. The previous release still runs.
+        OutputError: The packages cannot be stored on this machine.
     """
     show("looking at the device")
     facts = probe(host)
@@ -125,13 +123,13 @@ def install(host: SshHost, request: InstallRequest, show: Callable[[str], None])
 
 
 def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
-    """Remove edgekit from a device; return the names of the removed parts.
+    """Remove edgekit from a device, and return the names of the removed parts.
 
-    `purge`: whether to remove models, keys and membership in a fleet too.
+    If `purge`, also remove models, keys and the membership in a fleet.
 
     Raises:
-        TransportError: the device cannot be reached.
-        ProvisioningError: its user may not use sudo without a password, or the removal failed.
+        TransportError: The device cannot be reached.
+        ProvisioningError: The user may not use sudo without a password, or the removal failed.
     """
     facts = probe(host)
     if facts.rights == "none":
@@ -166,7 +164,7 @@ def _run(host: SshHost, rights: str, *call: str, limit_s: float) -> list[str]:
 
 
 def read_script() -> str:
-    """Return the text of the shell script whose functions run on the device."""
+    """Return the shell script whose functions run on the device."""
     return (Path(__file__).parent / "on_device.sh").read_text()
 
 

@@ -1,6 +1,6 @@
-"""A device that OpenSSH's client reaches, with the host keys and users of the client's configuration.
+"""A device that is reached with the OpenSSH client and its configuration.
 
-labgrid's driver is not used: it accepts unknown host keys.
+labgrid's driver is not used, because it accepts unknown host keys.
 """
 
 from collections.abc import Iterable
@@ -30,9 +30,9 @@ class SshHost:
     """The address of a device.
 
     Attributes:
-        name: `[USER@]HOST`, or a name of ssh's configuration.
-        port: port of its server, or None for the port in ssh's configuration.
-        config: file of ssh's configuration, or None for the user's own.
+        name: `[USER@]HOST`, or a name in the ssh configuration.
+        port: The port of the ssh server, or None for the port in the ssh configuration.
+        config: The path of an ssh configuration, or None for the user's own.
     """
 
     name: str
@@ -41,10 +41,10 @@ class SshHost:
 
     @classmethod
     def parse(cls, text: str, config: Path | None = None) -> "SshHost":
-        """Return the address that a text `[USER@]HOST[:PORT]` states.
+        """Parse an address of the form `[USER@]HOST[:PORT]`.
 
         Raises:
-            ConfigError: the text has another form.
+            ConfigError: The text is malformed.
         """
         name, colon, port = text.partition(":")
         if not name.rpartition("@")[2] or name.startswith("-") or (colon and not port.isdecimal()):
@@ -52,16 +52,16 @@ class SshHost:
         return cls(name, int(port) if colon else None, config)
 
     def run(self, command: str, sent: Iterable[bytes], limit_s: float) -> list[str]:
-        """Run a command on the device, and return the lines that it prints.
+        """Run a command on the device, and return its lines of output.
 
         Args:
-            command: command for the shell of the user.
-            sent: standard input of the command, in parts.
-            limit_s: time limit for the whole call.
+            command: A command for the user's shell.
+            sent: The standard input of the command in parts.
+            limit_s: The time limit for the whole call.
 
         Raises:
-            TransportError: the device cannot be reached, or does not answer in time.
-            ProvisioningError: the host key or our key is not accepted, or the command fails.
+            TransportError: The device cannot be reached, or does not answer in time.
+            ProvisioningError: The host key or the user's key is not accepted, or the command fails.
         """
         argv = ["ssh", "-T", *(f"-o{name}={value}" for name, value in _OPTIONS.items())]
         argv += [] if self.config is None else ["-F", str(self.config)]

@@ -1,7 +1,7 @@
-"""All packages of a device in one folder: pinned wheels for exactly its Python and platform, and our own.
+"""The wheels for a device: pinned wheels for its Python and platform, and the wheel of edgekit.
 
-The host downloads the wheels, or uses earlier downloads, and checks their hashes; the device needs no network
-and checks them again. pip itself is included, because Debian's Python comes without it.
+The host downloads the wheels or reuses earlier downloads. Host and device check the hashes, and the device
+needs no network. pip is included, because Debian's Python has no pip.
 """
 
 import base64
@@ -38,11 +38,11 @@ class Wheelhouse:
     """The packages that a device installs.
 
     Attributes:
-        release: digest of the whole content, by which the device recognises the release.
-        requirements: requirements for pip on the device, each with its hash.
-        own_wheel: name and content of edgekit's wheel.
-        folder: folder of all other wheels once `download` has returned.
-        tags: pip arguments that describe the device.
+        release: A digest of the whole content, which identifies the release on the device.
+        requirements: The pip requirements for the device with their hashes.
+        own_wheel: The file name and content of edgekit's wheel.
+        folder: The folder of all other wheels, which `download` fills.
+        tags: The pip arguments that describe the device.
     """
 
     release: str
@@ -53,11 +53,11 @@ class Wheelhouse:
 
     @classmethod
     def plan(cls, facts: InstallFacts, python: DevicePython, engine: str) -> "Wheelhouse":
-        """Return the packages for this device; nothing is downloaded yet.
+        """Return the packages for a device without downloading them.
 
         Raises:
-            ProvisioningError: no wheel fits the device's C library, or this installation lacks a list of
-                packages.
+            ProvisioningError: No wheel supports the device's C library, or this installation lacks a package
+                list.
         """
         pinned = read_pinned(engine, facts.machine, python.version)
         name, content = make_own_wheel()
@@ -73,11 +73,11 @@ class Wheelhouse:
         return cls(release, requirements, (name, content), folder, tags)
 
     def download(self) -> None:
-        """Download the wheels into `folder`, unless it exists already.
+        """Download the wheels into `folder`, unless it already exists.
 
         Raises:
-            ProvisioningError: pip cannot get a wheel.
-            OutputError: the wheels cannot be stored.
+            ProvisioningError: pip cannot download a wheel.
+            OutputError: The wheels cannot be stored.
         """
         if self.folder.is_dir():
             return
@@ -104,7 +104,7 @@ class Wheelhouse:
             raise ProvisioningError(f"pip cannot download the packages of the device: {reason}")
 
     def measure(self) -> int:
-        """Return the bytes of disk that the device needs while it installs; call it after `download`."""
+        """Return the disk space in bytes that the installation needs. `download` must have run."""
         wheels = [*self.folder.glob("*.whl")]
         unpacked = len(self.own_wheel[1])
         for wheel in wheels:
@@ -113,7 +113,7 @@ class Wheelhouse:
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
     def list_content(self) -> list[tuple[str, Path | bytes]]:
-        """Return (name, path or content) of each file for the device; call it after `download`."""
+        """Return the name and the path or content of each file for the device. `download` must have run."""
         return [
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),
@@ -123,7 +123,7 @@ class Wheelhouse:
 
 
 def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
-    """Yield a tar archive in parts; `content` holds the (name, path or content) of each file."""
+    """Yield a tar archive in parts. `content` has the name and the path or content of each file."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name, source in content:
@@ -137,7 +137,7 @@ def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
 
 
 def make_own_wheel() -> tuple[str, bytes]:
-    """Return name and content of a wheel of the present runtime; equal sources give equal bytes.
+    """Return the file name and content of a reproducible wheel of this runtime.
 
     Source: "Binary distribution format", packaging.python.org.
     """
@@ -170,10 +170,10 @@ def make_zip(files: dict[str, bytes]) -> bytes:
 
 
 def pack_pip() -> bytes:
-    """Return the pip of this Python as a zip archive; Python can run pip directly from the archive.
+    """Return the pip of this Python as a zip archive that Python can run directly.
 
     Raises:
-        ProvisioningError: this Python has no pip.
+        ProvisioningError: This Python has no pip.
     """
     spec = find_spec("pip")
     if spec is None or spec.origin is None:

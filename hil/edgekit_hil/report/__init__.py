@@ -1,1 +1,1 @@
-"""Shows evidence as a page with plots; it changes and measures nothing."""
+"""Shows evidence as an HTML page with plots."""

@@ -1,4 +1,4 @@
-"""The page of one file of evidence: one HTML file that loads nothing."""
+"""The page of an evidence file, which is a self-contained HTML file."""
 
 import re
 from collections.abc import Iterable

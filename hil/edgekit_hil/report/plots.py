@@ -1,4 +1,4 @@
-"""Plots of a run in SVG: a curve, and predictions beside measurements. Numbers in, markup out."""
+"""SVG plots of a run: a curve, and predictions against measurements."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _MAX_TICKS: Final = 10
 
 
 def draw_curve(curve: Curve) -> Markup:
-    """Return a line through the points of a curve; its y axis reaches to 0."""
+    """Return a line plot of a curve, whose y axis includes 0."""
     step = max(1, len(curve.x) // _MAX_POINTS)
     low, high = min(curve.x), max(curve.x)
     bottom, top = min(*curve.y, 0.0), max(*curve.y, 0.0)
@@ -31,12 +31,12 @@ def draw_curve(curve: Curve) -> Markup:
 
 
 def draw_predictions(figures: Sequence[Figure]) -> Markup:
-    """Return a plot with a point for each predicted figure: measured on x, predicted on y, in one unit.
+    """Return a scatter plot with the measured values on the x axis and the predicted values on the y axis.
 
-    The dashed line is where both are equal. Both axes are logarithmic.
+    On the dashed line both are equal. Both axes are logarithmic.
 
     Args:
-        figures: at least one figure, each with positive value and prediction.
+        figures: At least one figure. All have the same unit, and a positive value and prediction.
     """
     pairs = [(figure.name, float(figure.value or 0), float(figure.predicted or 0)) for figure in figures]
     values = [value for _, *both in pairs for value in both]

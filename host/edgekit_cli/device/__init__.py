@@ -1,4 +1,4 @@
-"""`edgekit device`: the runtime on a device reached by ssh. Each command is one file of this folder."""
+"""`edgekit device`: the runtime on a device reached by ssh. Each command is a file in this folder."""
 
 from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
 

@@ -1,4 +1,4 @@
-"""Options that all commands of `edgekit device` share: the device."""
+"""The options of all `edgekit device` commands, which select the device."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ssh_config_option = click.option(
 
 
 def parse_host(text: str, ssh_config: Path | None) -> SshHost:
-    """Return the address that `text` states; ssh reads `ssh_config`, or the user's own file if it is None.
+    """Parse the address of a device. ssh reads `ssh_config`, or the user's own file if it is None.
 
     Raises:
-        ConfigError: the text is not an address.
-        ProvisioningError: this installation lacks the commands of `edgekit device`.
+        ConfigError: The text is not an address.
+        ProvisioningError: This installation does not include the commands of `edgekit device`.
     """
     try:
         from edgekit_hil.provisioning.ssh_host import SshHost

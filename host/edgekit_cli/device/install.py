@@ -47,10 +47,10 @@ def command(
     ssh_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Install edgekit on a device, or bring it up to date; only what differs is changed.
+    """Install edgekit on a device, or update it. Only what differs is changed.
 
-    Packages are fetched here, for the device's Python and architecture, and checked by their hashes here and
-    there. The new version goes beside the old one and replaces it only if it starts.
+    This machine downloads the packages for the device's Python and architecture. Both machines check the
+    hashes. The new version replaces the old one only if it starts.
     """
     device = parse_host(host, ssh_config)
     from edgekit_cli.progress import ProgressBar
