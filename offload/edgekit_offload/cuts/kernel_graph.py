@@ -68,7 +68,7 @@ class KernelGraph:
 
     @cached_property
     def producer(self) -> dict[str, int]:
-        """A dict from a tensor to the index of the kernel that writes it. Inputs are missing."""
+        """A dict from a tensor to the index of the kernel that writes it. Inputs have no entry."""
         return {tensor: number for number, kernel in enumerate(self.kernels) for tensor in kernel.writes}
 
     @cached_property

@@ -63,8 +63,8 @@ class Limit:
     Attributes:
         costs: The terms of the sum, such as bytes of weights on the device or seconds of latency.
         at_most: The upper bound, in the unit of `costs`.
-        shared: Further pairs of a term and kernels. A term is added once if any of its kernels runs on the
-            device.
+        shared: Further terms, each with several kernels. A term is added once if any of its kernels runs on
+            the device.
         slack: An amount to add to `at_most`. For a limit that applies only if a certain kernel is on the
             device, the cost of that kernel includes the slack.
     """
@@ -180,8 +180,8 @@ class Cuts:
     """Finds placements of a graph on tiers, for any costs.
 
     The constraints depend only on the graph and are built once. If only the costs change, for example with
-    the bandwidth, the solver starts from the previous solution. If a graph has few placements, as a chain of
-    kernels, all are compared without the solver.
+    the bandwidth, the solver starts from the previous solution. If a graph has few placements, such as a
+    chain of kernels, all are compared without the solver.
 
     The variables are in 0..1. They say whether a kernel runs before a link, [kernels, links], whether a
     tensor is sent over a link, [tensors, links], and whether a link is used, [links].

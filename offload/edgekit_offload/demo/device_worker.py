@@ -1,4 +1,4 @@
-"""Runs the application on the device in the demo, as `device_worker CONFIG`.
+"""The demo's application on the device. It is run as `device_worker CONFIG`.
 
 It sends requests until it is terminated, and writes one line of JSON for each. Every second request is sent
 with the plan that edgekit chooses. The others use the remaining plans in turn, each with its own connection.

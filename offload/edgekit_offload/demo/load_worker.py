@@ -1,4 +1,4 @@
-"""Emulates other devices that keep the server busy, as `load_worker CONFIG ADDRESS`.
+"""Emulates other devices that keep the server busy. It is run as `load_worker CONFIG ADDRESS`.
 
 It runs on the server's side, so that the load uses no bandwidth of the device. Each thread repeatedly
 requests the tail that needs the most time on the server.

@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """A phase with its start and its end. For the current phase, the end is the latest time."""
+    """A phase with its start and its end. The end of the current phase is updated while it runs."""
 
     phase: Phase
     begin_s: float

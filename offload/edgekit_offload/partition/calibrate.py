@@ -92,7 +92,7 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
 
 
 def find_time_axis(samples: NDArray[np.float32]) -> int:
-    """Return the axis with the smallest differences between neighbours, at least 1."""
+    """Return the axis with the smallest differences between neighbours. Axis 0 is not considered."""
     return 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
 
 

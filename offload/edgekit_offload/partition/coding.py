@@ -147,7 +147,7 @@ class Coding:
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return the values that the head can code, by tensor. A tensor without limits has no entry."""
+        """Return the values that the head can code, by tensor. A tensor of any values has no entry."""
         floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 

@@ -70,7 +70,7 @@ class OpenedModel:
         return self._answers[1]
 
     def record(self, tensors: Sequence[str], samples: Sequence[Feeds]) -> Iterator[list[Array]]:
-        """Yield a list with the values of `tensors` for each sample. Inputs are possible too.
+        """For each sample, yield a list with the values of `tensors`, which may include inputs.
 
         Raises:
             CutError: The model does not run on a sample.

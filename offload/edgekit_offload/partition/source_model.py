@@ -155,9 +155,10 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
-        """The values of all tensors in runs with batch 1, with batch 2 if possible, and with other inputs.
+        """The values of all tensors by name in three runs.
 
-        The model is run because shape inference does not support all operators of onnxruntime.
+        The runs have batch size 1, batch size 2 if possible, and different inputs. The model is run because
+        shape inference does not support all operators of onnxruntime.
 
         Raises:
             CutError: A free dimension of an input is not the batch, or onnxruntime does not run the model.

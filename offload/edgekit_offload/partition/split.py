@@ -1,7 +1,7 @@
 """Cuts a model into a head for the device and a tail for the server.
 
-The outputs of the head are the inputs of the tail, and the model outputs that the device computes itself.
-Large weights stay in the file of the whole model, and submodels refer to them. The cuts are chosen in
+The outputs of the head are the inputs of the tail, as well as the model outputs that the device computes
+itself. Large weights stay in the file of the whole model, and submodels refer to them. The cuts are chosen in
 `planning`.
 """
 
@@ -59,7 +59,7 @@ class SplitModels:
         head: The model for the device, or None if the inputs are sent unchanged.
         sent: The tensors that are sent, which are the inputs of the tail.
         coded: The names of the model's tensors that are sent, before coding.
-        codes: The values that the head can code, by tensor. A tensor without an entry has no limits.
+        codes: The values that the head can code, by tensor. A tensor without an entry may have any values.
         decoder: The model with which the device decodes outputs in a reply, or None if none is coded.
     """
 

@@ -238,9 +238,9 @@ def plan_cascade(
 ) -> tuple[OffloadPlan, Cascade] | Refusal:
     """Return the plan of a cascade and its threshold, or a refusal with the reason.
 
-    For each request, the device runs a graph with the small model and the coding. If the small model is not
-    confident, the request is escalated, which means that it is sent by `upload`. Only escalated requests need
-    time for encoding a file such as JPEG, for compression and for the server.
+    For each request, the device runs a graph with the small model and the coding of the input. If the small
+    model is not confident, the request is escalated, which means that it is sent by `upload`. Only escalated
+    requests need time for encoding a file such as JPEG, for compression and for the server.
 
     `slowdown` is the ratio of the device's time to this machine's time.
     """

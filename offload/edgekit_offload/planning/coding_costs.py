@@ -1,4 +1,4 @@
-"""Measures the size of coded tensors on the link, and how codings change answers, on samples.
+"""Measures on samples how large coded tensors are on the link, and how codings change answers.
 
 Tensors are coded by the same nodes as in submodels (`edgekit_offload.partition.coding`). Times are measured
 on this machine and scaled, until the cuts themselves are measured.
@@ -132,7 +132,7 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return the mean sizes and times of all tensors of a graph in each coding, by coding.
+    """Return a dict from each coding to the mean sizes and times of all tensors of a graph in it.
 
     Args:
         model: The model.

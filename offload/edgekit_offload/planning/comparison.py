@@ -60,10 +60,10 @@ def compare(
     *,
     kernels: int,
 ) -> PlanningResult:
-    """Return the result of planning, with scores and a table of the candidates that are sometimes the best.
+    """Return the result of planning, with scores and the cut table.
 
-    There must be at least one candidate. `kernels` is the number of kernels of the model, or 0 if it cannot
-    be cut.
+    The table has the candidates that are the best under some conditions. There must be at least one
+    candidate. `kernels` is the number of kernels of the model, or 0 if it cannot be cut.
 
     Raises:
         CutError: No candidate keeps the limits under any conditions.

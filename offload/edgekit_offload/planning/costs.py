@@ -43,7 +43,7 @@ INPUT: Final = "input"  # in `keep_on_device`: all inputs of the model
 
 
 def request_bytes(tensors: Mapping[str, Array], compression: Compression = "identity") -> float:
-    """Return the size on the link of a request with these tensors in bytes.
+    """Return the size in bytes of a request with these tensors on the link.
 
     Raises:
         DataError: The protocol does not support a dtype.
@@ -53,7 +53,7 @@ def request_bytes(tensors: Mapping[str, Array], compression: Compression = "iden
 
 
 def reply_bytes(outputs: Mapping[str, Array]) -> float:
-    """Return the size on the link of a reply with these outputs in bytes."""
+    """Return the size in bytes of a reply with these outputs on the link."""
     names = {"model_name": _TAIL, "model_version": "1"}
     request = InferRequest((), tuple(RequestedOutput(name, True) for name in outputs), id="0")
     text, binary_bytes = finish(encode_response(names, request, list(outputs.values()), _MOST_JSON_BYTES))
@@ -248,7 +248,10 @@ def weigh_costs(
 def tier_costs(
     costs: GraphCosts, coding: str, links: tuple[LinkState, ...], pinned: NDArray[np.bool_] | None = None
 ) -> Costs:
-    """Return the latency in seconds on several tiers with a link between neighbours. See `weigh_costs`."""
+    """Return the costs on several tiers in seconds of latency.
+
+    There is one link between neighbouring tiers. The other arguments are those of `weigh_costs`.
+    """
     coded = costs.codings[coding]
     upload, download, setup = [], [], []
     for link in links:

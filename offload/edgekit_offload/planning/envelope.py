@@ -29,9 +29,7 @@ Score: TypeAlias = Callable[[OffloadPlan, Conditions], float]
 class Grid:
     """The bandwidths and round-trip times for which a plan is made.
 
-    Attributes:
-        bandwidths_mbit_s, rtts_ms: The bandwidths, which are the same in both directions, and the round-trip
-            times.
+    Each bandwidth applies to both directions.
     """
 
     bandwidths_mbit_s: tuple[float, ...]

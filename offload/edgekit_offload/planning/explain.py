@@ -53,7 +53,7 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
 def explain_plan(
     candidates: Sequence[Candidate], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
 ) -> tuple[str, ...]:
-    """Return sentences that say under which conditions offloading or a cut is faster.
+    """Return sentences that say under which conditions offloading or a cut is better.
 
     `bandwidths` (Mbit/s) and `rtts` (ms) are those of the grid. `unit` is the unit of the scores.
     """

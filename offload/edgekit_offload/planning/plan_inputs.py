@@ -52,10 +52,10 @@ class PlanInputs:
 
     Attributes:
         feeds: The samples, one request each.
-        power: The power of the device, for the objective energy. It is also written to the cut table.
-        latency_limit_s: The latency limit. It applies to 99 % of the requests for the objective capacity, and
-            to the predicted latency for energy.
-        requests_per_s: The request rate of one device, for capacity.
+        power: The power of the device, for the objective `energy`. It is also written to the cut table.
+        latency_limit_s: The latency limit. It applies to 99 % of the requests for the objective `capacity`,
+            and to the predicted latency for `energy`.
+        requests_per_s: The request rate of one device, for the objective `capacity`.
         keep_on_device: The names of tensors that must stay on the device, or `input`.
         edge: The profile of an edge machine between device and server, if there are three tiers. The device
             then sends to this machine.

@@ -36,7 +36,7 @@ class PlannedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedLimit:
-    """A limit to which a certificate applies.
+    """A limit that all placements of a certificate keep.
 
     Attributes:
         name: The limited quantity, such as `latency` or `weights on the device`.
@@ -54,7 +54,7 @@ class StatedLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The proof that no placement costs less than a cut.
+    """The proof that a cut is the cheapest placement, up to `gap`.
 
     It applies only to the link, loads, coding and limits in the attributes. Under other conditions, a
     placement may cost less.
@@ -140,7 +140,7 @@ class Candidate:
         kernels_on_device: The number of kernels in the head of a cut.
         device_bytes: The modelled size of weights and activations, or None if it is unknown.
         devices_per_server: The modelled number of devices per server at the latency limit, only for the
-            objective capacity.
+            objective `capacity`.
         certificate: The proof of a cut. It is None for three tiers, whose proof is in `PlanningResult.tiers`.
         expected_loss: The fraction of answers that its coding probably makes wrong (see `AnswerChange`), or
             None if it is unknown.
@@ -234,7 +234,7 @@ class PlanningResult:
         kernels: The number of kernels in the graph, or 0 if the model cannot be cut.
         samples: The number of samples on which sizes and accuracy were measured.
         max_loss: The fraction of answers that a coding may make wrong, including one standard error.
-        sentences: Sentences that say when offloading is faster, see `explain_plan`.
+        sentences: Sentences that say when offloading is better, see `explain_plan`.
         tiers: The fastest placements on three tiers, empty without an edge machine.
     """
 

@@ -1,1 +1,1 @@
-"""Measures costs of a model (`machine`), stores (`model_profile`) and combines them (`planning_graph`)."""
+"""Measures (`machine`), stores (`model_profile`) and combines (`planning_graph`) the costs of a model."""

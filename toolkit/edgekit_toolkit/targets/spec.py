@@ -259,8 +259,8 @@ class DeviceTimes:
         engine: The name and release of the engine on the device.
         networks: The digest of the networks.
         seconds: The time of one inference for each network, by name.
-        uncertainty: The largest factor between the time of a network and its prediction from the others. None
-            if the times are from evidence.
+        uncertainty: The largest factor between the time of a network and its prediction from the others, or
+            None if it was not determined.
     """
 
     device: str

@@ -120,7 +120,7 @@ def is_static(tensor: Tensor) -> bool:
 
 
 def sizes_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the sizes of a tensor; a free size is -1."""
+    """Return the shape of a tensor, with -1 for free dimensions."""
     return shape_of(tensor) if is_static(tensor) else tuple(int(size) for size in tensor.shapeSignature)
 
 

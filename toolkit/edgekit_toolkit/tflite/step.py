@@ -57,7 +57,7 @@ class Step(NodeFacts):
         return self.builder.operator(kind, inputs, [(shape, dtype)], options, version)[0]
 
     def unary(self, kind: str, tensor: Tensor, options: Options | None = None) -> Tensor:
-        """Add an operator on one tensor, whose result has its shape and type."""
+        """Add an operator on one tensor. Its result has the same shape and type."""
         return self.emit(kind, [tensor], tensor.shape, options)
 
     def binary(self, kind: str, first: Tensor, right: Tensor, activation: str = NO_ACTIVATION) -> Tensor:

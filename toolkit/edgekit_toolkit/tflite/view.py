@@ -77,7 +77,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """A dict from each tensor that is read to its readers. A node is listed once for each input."""
+        """A dict from a tensor to the nodes that read it. A node is listed once for each such input."""
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -86,7 +86,7 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """A dict from a tensor to the node that makes it. Inputs and constants are missing."""
+        """A dict from a tensor to the node that makes it. Inputs and constants have no entry."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:

@@ -1,4 +1,4 @@
-"""Activation functions that take more than one operator or have options."""
+"""Activation functions that need several operators or have options."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Arithmetic of tensors that are broadcast to each other."""
+"""Arithmetic with broadcasting."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Convolutions over 1, 2 and 3 axes: plain, grouped and depthwise."""
+"""Convolutions in 1, 2 and 3 dimensions: plain, grouped and depthwise."""
 
 import numpy as np
 

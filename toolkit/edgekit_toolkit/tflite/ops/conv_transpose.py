@@ -1,4 +1,4 @@
-"""Transposed convolutions over 1 and 2 axes."""
+"""Transposed convolutions in 1 and 2 dimensions."""
 
 from typing import Any
 

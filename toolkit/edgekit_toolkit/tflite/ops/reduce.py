@@ -1,4 +1,4 @@
-"""Reductions over axes, for any form of the input."""
+"""Reductions over axes. The axes of the input may be stored in any order."""
 
 from edgekit_toolkit.tflite.layout.rules import Rule, axiswise, removing
 from edgekit_toolkit.tflite.ops.sums import emit_reduction

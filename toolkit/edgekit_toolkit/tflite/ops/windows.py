@@ -82,8 +82,8 @@ def windows(
             beyond the padding of the model.
 
     Raises:
-        RefusedError: The padding is negative, or `outputs` contains windows that begin after the image, which
-            the ONNX standard and onnxruntime do not have.
+        RefusedError: The padding is negative, or a window would begin after the image. The ONNX standard and
+            onnxruntime have no such window.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
