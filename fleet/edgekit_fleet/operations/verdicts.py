@@ -1,4 +1,4 @@
-"""Verdicts on rollouts, and the evidence of judges outside the fleet."""
+"""The verdicts on rollouts, and the evidence of judges outside of the fleet."""
 
 import time
 from dataclasses import replace
@@ -26,10 +26,10 @@ _OPEN: tuple[str, ...] = ("running", "paused")
 
 
 def find_verdict(store: Store, name: str) -> RolloutVerdict:
-    """Return the present verdict on a rollout, with the rollout's state and its reason.
+    """Return the current verdict on a rollout, with the rollout's state and its reason.
 
     Raises:
-        NotFoundError: there is no such rollout.
+        NotFoundError: There is no such rollout.
     """
     logged = (
         select(AuditRow.detail)
@@ -50,11 +50,11 @@ def find_verdict(store: Store, name: str) -> RolloutVerdict:
 
 
 def add_evidence(store: Store, name: str, evidence: Evidence, actor: str) -> OutsideFinding:
-    """Add evidence to a rollout for its next decision; return the finding of the evidence's gate.
+    """Add evidence to a rollout for its next decision, and return the resulting finding of its gate.
 
     Raises:
-        NotFoundError: there is no such rollout.
-        FleetError: the rollout is not open, or has declared no gate that the evidence fits.
+        NotFoundError: There is no such rollout.
+        FleetError: The rollout is not open, or has no matching gate.
         RequestError: 429, this actor has sent too much evidence on the rollout within a minute.
     """
     evidence = replace(evidence, who=actor, reason=evidence.reason[:MAX_REASON])

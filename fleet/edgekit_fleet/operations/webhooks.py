@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are told of entries of the audit log, by signed messages.
+"""Webhooks: URLs that receive entries of the audit log as signed messages.
 
 Source: Standard Webhooks 1.0.0 (headers `webhook-id`, `webhook-timestamp`, `webhook-signature`).
 """
@@ -42,11 +42,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """A webhook; see `WebhookRow`.
+    """A webhook. See `WebhookRow`.
 
     Attributes:
-        name, url, actions, created_at, created_by, failures, because: fields of `WebhookRow`.
-        waiting: number of entries of the audit log still to process, also entries that `actions` exclude.
+        name, url, actions, created_at, created_by, failures, because: See `WebhookRow`.
+        waiting: The number of unprocessed audit log entries, including those that `actions` exclude.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Webhook:
 
 
 def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, actor: str) -> str:
-    """Make a webhook for the audit log's entries from now on; return its secret `whsec_...`.
+    """Add a webhook for future entries of the audit log, and return its secret `whsec_...`.
 
-    `url`: `https`, or `http` on this machine. `actions`: beginnings of actions of the audit log, such as
-    `rollout.`; all if empty.
+    `url` is an `https` URL, or an `http` URL on this machine. `actions` are prefixes of the actions to send,
+    such as `rollout.`. If empty, all are sent.
 
     Raises:
-        FleetError: the name is malformed or taken, or the URL is refused.
+        FleetError: The name is malformed or taken, or the URL is not allowed.
     """
     check_name("webhook", name)
     _check_url(url)
@@ -90,7 +90,7 @@ def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, ac
 
 
 def list_webhooks(store: Store) -> list[Webhook]:
-    """Return all webhooks, by name."""
+    """Return all webhooks, sorted by name."""
     with store.snapshot() as session:
         newest = session.scalar(select(func.max(AuditRow.number))) or 0
         return [
@@ -100,10 +100,10 @@ def list_webhooks(store: Store) -> list[Webhook]:
 
 
 def remove_webhook(store: Store, name: str, *, actor: str) -> None:
-    """Remove a webhook; it gets no entries that were not sent yet.
+    """Remove a webhook. Entries that are still waiting are not sent to it.
 
     Raises:
-        NotFoundError: there is none of that name.
+        NotFoundError: There is no webhook of that name.
     """
     with store.transaction() as session:
         row = session.get(WebhookRow, name)
@@ -114,9 +114,9 @@ def remove_webhook(store: Store, name: str, *, actor: str) -> None:
 
 
 def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
-    """Return the value of the header `webhook-signature` of a message.
+    """Return the value of the header `webhook-signature` for a message.
 
-    `identifier` and `timestamp` (seconds since 1970): values of `webhook-id` and `webhook-timestamp`.
+    `identifier` and `timestamp` (in seconds since 1970) are the values of the other two headers.
     """
     key = base64.b64decode(secret.removeprefix(_PREFIX))
     mac = hmac.digest(key, f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256)
@@ -124,9 +124,9 @@ def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
 
 
 class WebhookSender:
-    """Sends messages from its own thread, in order for each webhook; a failed message is sent again.
+    """Sends messages from a thread, in order for each webhook. Failed messages are sent again.
 
-    Several processes may send: a process reserves a webhook by moving its due time ahead.
+    Several processes may send. A process reserves a webhook by postponing the time at which it is due.
     """
 
     def __init__(
@@ -146,19 +146,19 @@ class WebhookSender:
         self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which sends from now on until `close`."""
+        """Start the thread, which sends messages until `close`."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop sending, and wait for the message under way; unsent messages follow after the next start."""
+        """Stop sending, and wait for the current message. Unsent messages are sent after the next start."""
         self._stop.set()
         self._thread.join(self._answer_limit_s + 1)
 
     def turn(self) -> int:
-        """Send the messages that are due by now; return how many arrived.
+        """Send the messages that are due. Return the number of messages that were delivered.
 
         Raises:
-            OutputError: the store cannot be written.
+            OutputError: The store cannot be written.
         """
         now = self._clock()
         with self._store.snapshot() as session:

@@ -1,1 +1,1 @@
-"""Releases: packages that a fleet may get under one approval, and the repository that offers them."""
+"""Releases: packages that a fleet may get under one approval, and the repository that serves them."""

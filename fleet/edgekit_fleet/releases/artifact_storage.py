@@ -1,8 +1,8 @@
-"""Copies the TUF repository to an object store, from which devices or a CDN fetch it.
+"""Copies the TUF repository to an object store, from which devices or a CDN download it.
 
-In the repository only the file `metadata/timestamp.json` ever changes, and it makes the others visible. So it
-is read before the others are listed, and copied last: devices see the old repository or the new one, also if
-a copy is cut off or two run at once.
+In the repository, only `metadata/timestamp.json` ever changes, and it refers to the other files. It is read
+before the others are listed, and copied last. So devices see either the old or the new repository, even if a
+copy is interrupted or two run at the same time.
 """
 
 from datetime import timedelta
@@ -22,10 +22,10 @@ _RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
 class ArtifactStorage:
-    """A bucket, or a folder that some web server serves; a file's name is its path in the repository.
+    """A bucket, or a folder on a web server. The names of files are their paths in the repository.
 
     Attributes:
-        url: URL without credentials.
+        url: The URL without credentials.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,10 +43,10 @@ class ArtifactStorage:
         self._copied: bytes | None = None
 
     def copy(self, repository: Path) -> int:
-        """Copy the missing files of a repository into the storage; return how many were copied.
+        """Copy the missing files of a repository to the storage. Return the number of copied files.
 
         Raises:
-            OutputError: the storage cannot be reached or refuses a file; try again.
+            OutputError: The storage cannot be reached or refuses a file. Try again.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -77,10 +77,10 @@ class ArtifactStorage:
         return copied
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there.
+        """Delete a file, if it exists.
 
         Raises:
-            OutputError: the storage cannot be reached or refuses; try again.
+            OutputError: The storage cannot be reached or refuses. Try again.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -94,10 +94,10 @@ class ArtifactStorage:
             raise OutputError(f"cannot delete {name} of {self.url}: {first}") from cause
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, or None if it is not there.
+        """Return the content of a file, or None if it does not exist.
 
         Raises:
-            OutputError: the storage cannot be reached or refuses; try again.
+            OutputError: The storage cannot be reached or refuses. Try again.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -111,10 +111,10 @@ class ArtifactStorage:
             raise OutputError(f"cannot read {name} of {self.url}: {first}") from cause
 
     def write(self, name: str, content: bytes, cache: str) -> None:
-        """Store a file; `cache`: value of the header `Cache-Control` with which a bucket serves it.
+        """Store a file. `cache` is the value of its `Cache-Control` header.
 
         Raises:
-            OutputError: the storage cannot be reached or refuses; try again.
+            OutputError: The storage cannot be reached or refuses. Try again.
         """
         from obstore.exceptions import BaseError
 

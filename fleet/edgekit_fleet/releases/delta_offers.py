@@ -1,6 +1,6 @@
-"""Chooses the deltas of a release, from the packages that most devices run, and its coded files.
+"""Makes the deltas from the most used packages to those of a release, and the release's coded files.
 
-Both are bounded in number and time.
+Their number and the time for them are limited.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ _MAX_PACKAGE_BYTES: Final = 128 << 20  # making a delta takes about 20 times thi
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A released package that devices may have, from which a delta can start.
+    """A released package that devices may have, which a delta can start from.
 
     Attributes:
-        manifest_sha256: SHA-256 of the manifest of the package.
-        path: file of the package.
-        key: the key that encrypts the file; None for a plain file.
+        manifest_sha256: The SHA-256 of the package's manifest.
+        path: The path of the package.
+        key: The key that encrypts the file, or None for a plain file.
     """
 
     manifest_sha256: str
@@ -48,12 +48,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPackage:
-    """A package of a release that is being made.
+    """A package of a new release.
 
     Attributes:
-        path: the plain file.
-        key: the key that encrypts the published file and deltas; None for a plain package.
-        bases: packages to make deltas from.
+        path: The path of the plain package.
+        key: The key that encrypts the published file and its deltas, or None for a plain package.
+        bases: The packages that deltas start from.
     """
 
     path: Path
@@ -63,9 +63,9 @@ class NewPackage:
 
 
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
-    """Return the released packages from which deltas to a new package are made, the most used first.
+    """Return the released packages that deltas to a new package start from, most used first.
 
-    If no device has reported a released package, the newest released package is returned.
+    If no device has reported a released package, only the newest released package is returned.
     """
     statement = (
         select(ReleasePackageRow, ContentKeyRow.content_key)
@@ -97,14 +97,16 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
 def publish_deltas(
     repository: TufRepository, packages: Sequence[NewPackage], now: float
 ) -> dict[str, tuple[DeltaOffer, ...]]:
-    """Make deltas and coded files of packages, and offer each file that saves enough bytes.
+    """Make the deltas and coded files of packages, and publish each file that saves enough bytes.
 
-    After 120 s no further file is made. Return SHA-256 of a manifest -> offers; packages without offers are
-    missing. `now`: seconds since 1970.
+    After 120 s, no more files are made. `now` is in seconds since 1970.
+
+    Returns:
+        A dict from the SHA-256 of a manifest to its offers. Packages without offers are not included.
 
     Raises:
-        OutputError: the repository cannot be written.
-        SignatureError: a key of the repository is missing.
+        OutputError: The repository cannot be written.
+        SignatureError: A key of the repository is missing.
     """
     offers: dict[str, tuple[DeltaOffer, ...]] = {}
     give_up_s = time.monotonic() + _MAX_S
@@ -169,5 +171,5 @@ def _encrypt(content: bytes, key: ContentKey) -> bytes:
 
 
 def name_encrypted(stem: str, key: ContentKey) -> str:
-    """Return `stem` with the begin of the key's id, so that a file's name differs for each key."""
+    """Return `stem` with the first digits of the key's id, so that file names differ for each key."""
     return f"{stem}.{key.key_id[:_ID_DIGITS]}"

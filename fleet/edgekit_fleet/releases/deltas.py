@@ -1,8 +1,8 @@
-"""Makes the deltas and coded files that the fleet offers beside packages.
+"""Makes the deltas and coded files that a fleet offers in addition to packages.
 
-Two deltas are made and the smaller one is kept: zstd with the old package as dictionary, and runs over the
-tensors of the model, which encode differences of int8 weights well even if nearly every byte has changed. A
-file is offered only after it has made the package here, byte for byte, as a device will.
+Of two kinds of delta, the smaller one is used. One is zstd with the old package as its dictionary. The other
+encodes the tensors of the model as runs, which is small for int8 weights even if nearly every byte has
+changed. A file is only offered if it reproduces the package exactly, byte for byte.
 
 Source: docs/reference/fleet-deltas.md.
 """
@@ -19,11 +19,11 @@ from edgekit_runtime.errors import PackageError
 
 
 def make_delta(old: bytes, new: bytes) -> tuple[str, bytes] | None:
-    """Return file suffix and content of the smallest delta between packages; None if it saves under a fifth.
+    """Return the file suffix and content of the smallest delta, or None if it saves less than a fifth.
 
     Args:
-        old: content of the old package, which is valid; empty makes a coded file, which needs no old package.
-        new: content of the package to make from it; it is valid.
+        old: The content of a valid old package. If empty, a coded file is made, which needs no old package.
+        new: The content of the valid new package.
     """
     makers = [(RUNS_SUFFIX, encode(old, new))]
     if old:

@@ -1,7 +1,7 @@
-"""The manager's own key: the newest root of the repository names it, and devices obey what it signs.
+"""The manager's own key, which signs the documents for devices and is named in the root of the repository.
 
-Its private half lies among the keys of the repository, as the role `manager`. Between two steps of an
-exchange the old key and the next one are both there: the root decides which of them signs.
+The private key is stored with the keys of the repository, as the role `manager`. During a rotation, both the
+old and the next key exist, and the root determines which of them signs.
 """
 
 from pathlib import Path
@@ -24,10 +24,10 @@ _EXCHANGED: Final = "keys.rotate"
 
 
 class ManagerKey:
-    """The key that signs desired documents. `read` notices that another process has replaced the key.
+    """The key that signs desired documents. `read` detects that another process has replaced the key.
 
     Attributes:
-        version: version of the TUF root that names the key; 0 before the first `read`.
+        version: The version of the TUF root that names the key, or 0 before the first `read`.
     """
 
     def __init__(self, folder: FleetFolder) -> None:
@@ -39,11 +39,11 @@ class ManagerKey:
     def read(self) -> Ed25519PrivateKey:
         """Return the private key that the newest root names.
 
-        The key is read again only if there is a newer root than at the last call.
+        The key is only read again if there is a newer root than in the last call.
 
         Raises:
-            PackageError: there is no root, or it cannot be read.
-            SignatureError: the folder holds no key that the root names.
+            PackageError: There is no root, or it cannot be read.
+            SignatureError: The folder does not contain the key that the root names.
         """
         version = _find_root(self._repository, self.version)
         if self._key is None or version != self.version:
@@ -63,12 +63,12 @@ class ManagerKey:
 
 
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
-    """Check before an exchange of the manager's key that no manager with a copy of the key runs.
+    """Check before a rotation of the manager's key that no other manager with a copy of it is running.
 
-    `now`: seconds since 1970.
+    `now` is in seconds since 1970.
 
     Raises:
-        FleetError: further managers run.
+        FleetError: Other managers are running.
     """
     further = count_living(session, now) - folder.is_running
     if further > 0:
@@ -79,22 +79,22 @@ def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
 
 
 def record_exchange(session: Session, actor: str, roles: str, key: ManagerKey | None) -> None:
-    """Write an exchange of keys to the audit log.
+    """Write a rotation of keys to the audit log.
 
     Args:
-        session: session of a transaction.
-        actor: who ordered it.
-        roles: roles whose keys were exchanged, as one text.
-        key: the manager's new key, already read; None if the manager's key was not exchanged.
+        session: The session of a transaction.
+        actor: The actor who rotated the keys.
+        roles: The roles whose keys were rotated, as one string.
+        key: The manager's new key, already read, or None if it was not rotated.
     """
     audit.record(session, actor, _EXCHANGED, roles, **({} if key is None else {"root": key.version}))
 
 
 def check_newest(session: Session, key: ManagerKey) -> None:
-    """Check that the manager's key was not exchanged by a manager with another folder.
+    """Check that the manager's key was not rotated by a manager with another folder.
 
     Raises:
-        ConfigError: the key was exchanged: devices refuse what this folder's key signs.
+        ConfigError: The key was rotated, so devices refuse signatures with this folder's key.
     """
     statement = select(AuditRow.detail).where(AuditRow.action == _EXCHANGED).order_by(AuditRow.number.desc())
     root = next((detail["root"] for detail in session.scalars(statement) if "root" in detail), 0)
@@ -107,10 +107,10 @@ def check_newest(session: Session, key: ManagerKey) -> None:
 
 
 def read_newest_root(repository: Path) -> str:
-    """Return the newest root of the repository in a folder, as JSON; a new device trusts it first.
+    """Return the newest root of the repository in a folder, as JSON. New devices trust it first.
 
     Raises:
-        PackageError: there is none, or it cannot be read.
+        PackageError: There is no root, or it cannot be read.
     """
     return _read_root(repository, _find_root(repository, 0))
 

@@ -1,14 +1,14 @@
-"""Fetches a package that is stored as an artifact in an OCI registry, named by its digest.
+"""Downloads a package that is stored as an artifact in an OCI registry and named by its digest.
 
     oci://HOST[:PORT]/NAME@sha256:DIGEST
 
-The artifact's manifest lists one layer, the package file, as `oras push HOST/NAME:TAG FILE` makes it. The
-package's own signature is checked as for any other package; the registry only stores it.
+The artifact's manifest has one layer, the package file, as created by `oras push HOST/NAME:TAG FILE`. The
+package's own signature is verified as for any other package.
 
-Credentials are those of `docker login` (`auths` of config.json; helpers of credentials are not asked).
+The credentials are those of `docker login` (`auths` in config.json). Credential helpers are not supported.
 
-Source: OCI Image and Distribution Specifications 1.1; Docker's token authentication. oras-py 0.2.43
-was tried: it waits two minutes before it says that a registry cannot be reached, and does not check digests.
+Source: OCI Image and Distribution Specifications 1.1; Docker's token authentication. oras-py 0.2.43 was
+tried, but it takes two minutes to report an unreachable registry, and does not check digests.
 """
 
 import base64
@@ -44,18 +44,17 @@ def is_reference(text: str) -> bool:
 
 
 def fetch_package(reference: str, folder: Path) -> Path:
-    """Fetch a package from a registry into `folder`, and return the path of its file.
+    """Download a package from a registry into `folder`, and return the path of the file.
 
     Args:
-        reference: `oci://HOST/NAME@sha256:DIGEST`. A registry on this machine is asked by HTTP, all others by
-            HTTPS.
-        folder: where the file goes.
+        reference: `oci://HOST/NAME@sha256:DIGEST`. HTTP is used for a registry on this machine, else HTTPS.
+        folder: The folder for the file.
 
     Raises:
-        ConfigError: the reference is malformed or names no digest.
-        TransportError: the registry cannot be reached, or refuses.
-        DigestError: the registry sent other content.
-        PackageError: the artifact is not one package.
+        ConfigError: The reference is malformed or has no digest.
+        TransportError: The registry cannot be reached, or refuses the request.
+        DigestError: The content does not match the digest.
+        PackageError: The artifact is not a single package.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:

@@ -1,17 +1,19 @@
-"""The TUF repository: a plain folder of signed metadata and packages that any web server can serve.
+"""The TUF repository: a folder of signed metadata and packages that any web server can serve.
 
-    metadata/1.root.json ... N.root.json     who signs, and whom devices obey; every version stays,
-                                             for devices that are behind
+    metadata/1.root.json ... N.root.json     the keys of all roles and of the manager, with all old versions
+                                             for devices that have missed updates
     metadata/V.targets.json                  delegates `CLASS/*` to the role `class-CLASS`, lists no file
     metadata/V.class-CLASS.json              the packages and deltas of one device class
     metadata/V.snapshot.json, timestamp.json
     targets/CLASS/SHA256.NAME                a package or delta
 
-Every file but `timestamp.json` has a new name when it changes, and `timestamp.json` is replaced last. So a
-process that is killed anywhere leaves either the old repository or the new one. What no metadata of the last
-day names is deleted once a day (`remove_unused`); versions of the root stay. A version is the seconds
-since 1970, if that is higher than the last version plus one. So metadata that is restored from an old backup
-and signed again is newer than all metadata that devices have seen. (The root counts one by one, as TUF asks.)
+Every changed file gets a new name, except `timestamp.json`, which is replaced last. So if the process is
+killed, either the old or the new repository remains. Once a day, `remove_unused` deletes files that no
+metadata of the last day names, except versions of the root.
+
+A version is the time in seconds since 1970, or the last version plus one if that is higher. So metadata that
+is restored from an old backup and signed again is newer than all metadata that devices have seen. Only the
+versions of the root are counted one by one, as TUF requires.
 
 Source: The Update Framework Specification 1.0.34, sections 3, 5 and 6; consistent snapshots, section 6.2.
 """
@@ -72,12 +74,12 @@ Signed = TypeVar("Signed", Root, Targets, Snapshot, Timestamp)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
-    """Lifetimes of metadata; `refresh` signs it again when half of the time is over.
+    """The lifetimes of metadata in seconds. `refresh` signs metadata again after half of its lifetime.
 
     Attributes:
-        timestamp_s: lifetime of the timestamp: an attacker can hide a new release from a device for this
-            long.
-        snapshot_s, targets_s, root_s: lifetimes of the other roles.
+        timestamp_s: The lifetime of the timestamp. An attacker can hide a new release from a device for at
+            most this time.
+        snapshot_s, targets_s, root_s: The lifetimes of the other roles.
     """
 
     timestamp_s: float = _DAY_S
@@ -88,13 +90,13 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTarget:
-    """A file that devices of one class may fetch.
+    """A file that devices of one class may download.
 
     Attributes:
-        device_class: device class, such as `x86-64`.
-        name: name of the file, without a folder.
-        source: where the file is now; it is copied.
-        custom: further fields of its metadata, beside size and digest.
+        device_class: The device class, such as `x86-64`.
+        name: The name of the file, without a folder.
+        source: The path of the file, which is copied.
+        custom: Additional fields of its metadata, besides size and digest.
     """
 
     device_class: str
@@ -104,18 +106,18 @@ class NewTarget:
 
     @property
     def path(self) -> str:
-        """Its path in the repository: `CLASS/NAME`."""
+        """The path in the repository, `CLASS/NAME`."""
         return f"{self.device_class}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedTarget:
-    """A file that the repository offers.
+    """A file in the repository.
 
     Attributes:
-        path: `CLASS/NAME`.
-        size_bytes, sha256: size and SHA-256 of the file.
-        custom: see `NewTarget`.
+        path: The path, `CLASS/NAME`.
+        size_bytes, sha256: The size and SHA-256 of the file.
+        custom: See `NewTarget`.
     """
 
     path: str
@@ -125,7 +127,7 @@ class PublishedTarget:
 
 
 class TufRepository:
-    """The repository in a folder. Several processes may use it: each change locks and rereads it."""
+    """The repository in a folder. Several processes may change it, since each change locks and rereads it."""
 
     def __init__(
         self,
@@ -153,24 +155,26 @@ class TufRepository:
 
     @property
     def exists(self) -> bool:
-        """Whether `create` was completed here."""
+        """Whether the repository was completely created."""
         return (self.folder / "metadata" / "timestamp.json").exists()
 
     def create(
         self, now: float, *, root_keys: int = 1, threshold: int = 1, root_folder: Path | None = None
     ) -> None:
-        """Make an empty repository with new keys, or complete a half-made repository; leave a complete one.
+        """Create an empty repository with new keys, or complete one whose creation was interrupted.
+
+        A complete repository is not changed.
 
         Args:
-            now: seconds since 1970.
-            root_keys: number of keys of the root.
-            threshold: how many of them must sign a root.
-            root_folder: folder for the keys of the root, by default beside the other keys. You may move them
-                away later.
+            now: The time in seconds since 1970.
+            root_keys: The number of keys of the root.
+            threshold: The number of these keys that must sign a root.
+            root_folder: The folder for the keys of the root, by default that of the other keys. They can be
+                moved away later.
 
         Raises:
-            OutputError: a folder cannot be written.
-            ValueError: the threshold is larger than the number of keys, or below one.
+            OutputError: A folder cannot be written.
+            ValueError: The threshold is less than one or larger than the number of keys.
         """
         if not 1 <= threshold <= root_keys:
             raise ValueError(f"threshold is {threshold}, expected 1 to {root_keys}, the number of keys")
@@ -198,19 +202,19 @@ class TufRepository:
             self._commit({"targets": targets}, now)
 
     def publish(self, targets: Sequence[NewTarget], now: float) -> tuple[PublishedTarget, ...]:
-        """Offer files to the devices of their classes, all at once.
+        """Publish files for the devices of their classes, all at once.
 
         Args:
-            targets: files to offer; a file that is there already with the same content stays.
-            now: seconds since 1970.
+            targets: The files to publish. Files that already exist with the same content are kept.
+            now: The time in seconds since 1970.
 
         Returns:
-            The targets as devices see them now.
+            The published targets.
 
         Raises:
-            PackageError: a target has the path of a file with other content, or a malformed name.
-            OutputError: the folder cannot be written.
-            SignatureError: a key is missing.
+            PackageError: A file with other content has the path of a target, or a name is malformed.
+            OutputError: The folder cannot be written.
+            SignatureError: A key is missing.
         """
         with self._change():
             published = [(target, self._add_file(target)) for target in targets]
@@ -230,15 +234,15 @@ class TufRepository:
         return tuple(_describe(file) for _, file in published)
 
     def withdraw(self, paths: Collection[str] | Callable[[], Collection[str]], now: float) -> None:
-        """Offer the files at these paths no longer; devices keep what they have installed.
+        """Stop publishing the files at these paths. Devices keep what they have installed.
 
         Args:
-            paths: paths `CLASS/NAME`, or a function that returns them and is called under the lock.
-            now: seconds since 1970.
+            paths: Paths `CLASS/NAME`, or a function that returns them and is called under the lock.
+            now: The time in seconds since 1970.
 
         Raises:
-            OutputError: the folder cannot be written.
-            SignatureError: a key is missing.
+            OutputError: The folder cannot be written.
+            SignatureError: A key is missing.
         """
         with self._change():
             if callable(paths):
@@ -254,10 +258,10 @@ class TufRepository:
                 self._commit(changed, now)
 
     def list_targets(self) -> dict[str, PublishedTarget]:
-        """Return the targets that devices can fetch, by path.
+        """Return the targets that devices can download, by path.
 
         Raises:
-            PackageError: the repository cannot be read.
+            PackageError: The repository cannot be read.
         """
         _, roles = self._read_targets()
         files = (file for listed in roles.values() for file in listed.targets.values())
@@ -267,22 +271,22 @@ class TufRepository:
         """Return the signed JSON of a version of the root.
 
         Raises:
-            PackageError: the root cannot be read.
+            PackageError: The root cannot be read.
         """
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Renew the signatures of metadata past half of its life; return True if there was such metadata.
+        """Sign metadata again that is past half of its lifetime. Return True if there was any.
 
-        Metadata that is valid for too long is signed again, too. The root is left out, since its keys may be
-        offline; `read_expiries` says when `rotate` is due.
+        This includes metadata with too long a lifetime, but not the root, since its keys may be offline.
+        `read_expiries` tells when the root expires.
 
         Args:
-            now: seconds since 1970.
+            now: The time in seconds since 1970.
 
         Raises:
-            OutputError: the folder cannot be written.
-            SignatureError: a key is missing.
+            OutputError: The folder cannot be written.
+            SignatureError: A key is missing.
         """
         with self._change():
             self._finish_exchanges(self._read_root().signed)
@@ -305,19 +309,19 @@ class TufRepository:
     def remove_unused(self, now: float) -> int:
         """Delete files that no metadata of the last day names, here and in the storage.
 
-        These are files of withdrawn releases, replaced metadata, and leftovers of killed processes. All
-        versions of the root stay: a device may need any of them. Files that are only in the storage stay,
-        too: after a restored backup they belong to newer releases.
+        These are files of withdrawn releases, replaced metadata, and temporary files of killed processes. All
+        versions of the root are kept, since devices may need them. Files that are only in the storage are
+        kept as well. After a backup was restored, they belong to newer releases.
 
         Args:
-            now: seconds since 1970.
+            now: The time in seconds since 1970.
 
         Returns:
-            How many files were deleted here.
+            The number of files that were deleted here.
 
         Raises:
-            PackageError: the repository cannot be read.
-            OutputError: a file cannot be deleted; try again.
+            PackageError: The repository cannot be read.
+            OutputError: A file cannot be deleted. Try again.
         """
         with self.lock():  # also while the storage is cleaned: nothing may be published that is just deleted
             before = now - _GRACE_S
@@ -360,18 +364,18 @@ class TufRepository:
         return named
 
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
-        """Return the files of the metadata for devices without a network: path in the repository -> content.
+        """Return the metadata files for devices without a network, by path in the repository.
 
-        The timestamp is signed again and valid until `expires_at`. Until then, whoever carries the files can
-        hide newer releases from the devices that read them.
+        The timestamp is signed again and valid until `expires_at`. Until then, whoever transports the files
+        can hide newer releases from the devices.
 
         Args:
-            now: seconds since 1970.
-            expires_at: time until which devices accept it, in seconds since 1970.
+            now: The time in seconds since 1970.
+            expires_at: The time of expiry, in seconds since 1970.
 
         Raises:
-            PackageError: the repository cannot be read.
-            SignatureError: a key is missing.
+            PackageError: The repository cannot be read.
+            SignatureError: A key is missing.
         """
         self.refresh(now)
         with self._change():
@@ -390,10 +394,10 @@ class TufRepository:
             return {**files, "metadata/timestamp.json": metadata.to_bytes(JSONSerializer(compact=True))}
 
     def read_expiries(self) -> dict[str, tuple[float, float]]:
-        """Return role -> (end of its validity in seconds since 1970, lifetime of its metadata in seconds).
+        """Return for each role the time of expiry, in seconds since 1970, and the lifetime, in seconds.
 
         Raises:
-            PackageError: the repository cannot be read.
+            PackageError: The repository cannot be read.
         """
         top, classes = self._read_targets()
         lifetimes = self._lifetimes
@@ -415,25 +419,25 @@ class TufRepository:
         root_keys: int = 1,
         threshold: int = 1,
     ) -> None:
-        """Exchange the keys of roles, and sign a new root. After an interruption, call this again.
+        """Rotate the keys of roles, and sign a new root. Call this again after an interruption.
 
-        Until the root names the new key, all metadata of the role carries both signatures, so devices with
-        the old or the new root accept the metadata. The manager's key has no such transition: from the new
-        root on, the new key alone signs.
+        Until the new root names the new key, the metadata of the role has both signatures, so devices with
+        either root accept it. The manager's key has no such transition. From the new root on, only the new
+        key signs.
 
         Args:
-            now: seconds since 1970.
-            roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`; empty only renews the
-                root.
-            root_folder: folder of the root's old and new keys; by default the folder of all other keys.
-            root_keys: number of keys of the new root, if `roles` has `root`.
-            threshold: how many of these keys must sign a later root.
+            now: The time in seconds since 1970.
+            roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`. If empty, the root is
+                only signed again.
+            root_folder: The folder of the root's old and new keys, by default that of all other keys.
+            root_keys: The number of keys of the new root, if `roles` contains `root`.
+            threshold: The number of these keys that must sign a later root.
 
         Raises:
-            SignatureError: too few keys of the root are in its folder, or a file holds no key.
-            OutputError: the folder cannot be written; or the storage cannot be written: then nothing has
+            SignatureError: Too few keys of the root are in its folder, or a file is not a key.
+            OutputError: The folder or the storage cannot be written. If it is the storage, nothing was
                 changed.
-            ValueError: an unknown role.
+            ValueError: A role is unknown.
         """
         root_folder = root_folder or self._keys.folder
         if self._storage is not None:
@@ -648,10 +652,10 @@ class TufRepository:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from changing the repository, and remove temporary files of killed processes.
+        """Lock the repository against other processes, and remove temporary files of killed processes.
 
         Raises:
-            OutputError: the folder of the keys cannot be written.
+            OutputError: The folder of the keys cannot be written.
         """
         try:
             file = (self._keys.folder / "repository.lock").open("ab")
@@ -667,11 +671,11 @@ class TufRepository:
 
 
 def open_repository(folder: FleetFolder) -> TufRepository:
-    """Return the repository of a fleet, with the storage that its settings name.
+    """Return the repository of a fleet, with the storage in its settings.
 
     Raises:
-        ConfigError: there is no fleet, or its storage cannot be used.
-        FleetError: the folder belongs to a further manager.
+        ConfigError: There is no fleet, or its storage cannot be used.
+        FleetError: The folder belongs to an additional manager.
     """
     folder.check_repository()
     url = folder.read_settings().artifacts_storage
@@ -709,8 +713,8 @@ def name_target_file(path: str, sha256: str) -> str:
     """Return the path of a target's file, relative to the repository's folder.
 
     Args:
-        path: path of the target, `CLASS/NAME`.
-        sha256: digest of its content, in hexadecimal digits.
+        path: The path of the target, `CLASS/NAME`.
+        sha256: The SHA-256 of its content, in hexadecimal digits.
     """
     device_class, _, name = path.rpartition("/")
     return f"targets/{device_class}/{sha256}.{name}"

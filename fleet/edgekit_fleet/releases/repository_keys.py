@@ -1,9 +1,9 @@
-"""The private keys that sign the metadata of the repository, one PEM file each in a folder of their own.
+"""The private keys that sign the metadata of the repository, as PEM files in a separate folder.
 
-`timestamp.pem` signs the role `timestamp`. While a key is being exchanged there is `timestamp.next.pem` too,
-and both sign. The manager's key is no role of TUF: the root names it, and devices obey its documents. The
-keys of the root are `root-1.pem`, `root-2.pem` ...: they may lie in another folder, on a stick in a safe,
-since only an exchange of keys needs them.
+`timestamp.pem` signs the role `timestamp`. During a rotation, `timestamp.next.pem` exists too, and both sign.
+The manager's key is not a TUF role, but the root names it, and devices obey its documents. The keys of the
+root are `root-1.pem`, `root-2.pem` and so on. They are only needed for rotations, so they may be kept offline
+in another folder.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ _NEXT: Final = ".next"
 
 
 class RepositoryKeys:
-    """The folder of the keys of targets, snapshot, timestamp, manager, and each class of devices."""
+    """The folder with the keys of targets, snapshot, timestamp, manager, and each device class."""
 
     __slots__ = ("_disk", "folder")
 
@@ -37,10 +37,10 @@ class RepositoryKeys:
         self._disk = disk
 
     def signers(self, role: str) -> tuple[CryptoSigner, ...]:
-        """Return the signers of a role: with its present key and, during an exchange, with its next key.
+        """Return the signers of a role, for its current key and, during a rotation, for its next key.
 
         Raises:
-            SignatureError: the role has no key, or a file holds no key.
+            SignatureError: The role has no key, or a file is not a key.
         """
         paths = [path for path in (self._path(role), self._path(role, _NEXT)) if path.exists()]
         if not paths:
@@ -51,50 +51,50 @@ class RepositoryKeys:
         return tuple(read_signer(path) for path in paths)
 
     def current(self, role: str) -> CryptoSigner:
-        """Return the signer with the present key of a role; the key is made if it is missing.
+        """Return the signer with the current key of a role. A missing key is created.
 
         Raises:
-            SignatureError: its file holds no key.
-            OutputError: it cannot be written.
+            SignatureError: The file is not a key.
+            OutputError: The file cannot be written.
         """
         return self._make(self._path(role))
 
     def next(self, role: str) -> CryptoSigner:
-        """Return the signer with the next key of a role; the key is made if it is missing.
+        """Return the signer with the next key of a role. A missing key is created.
 
         Raises:
-            SignatureError: its file holds no key.
-            OutputError: it cannot be written.
+            SignatureError: The file is not a key.
+            OutputError: The file cannot be written.
         """
         return self._make(self._path(role, _NEXT))
 
     def renew_next(self, role: str) -> CryptoSigner:
-        """Make a new next key of a role, in place of an old next key if there is any; return its signer.
+        """Create a next key of a role, and return its signer. An older next key is replaced.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: The file cannot be written.
         """
         write_key(self._path(role, _NEXT), Ed25519PrivateKey.generate(), self._disk)
         return read_signer(self._path(role, _NEXT))
 
     def list_private(self, role: str) -> list[Ed25519PrivateKey]:
-        """Return the private keys of a role: first the next key if there is one, then the present one.
+        """Return the private keys of a role: first the next key, if there is one, then the current key.
 
         Raises:
-            SignatureError: a file holds no key.
+            SignatureError: A file is not a key.
         """
         paths = (self._path(role, _NEXT), self._path(role))  # in this order: the next one becomes the present
         return [_read_private(path) for path in paths if path.exists()]
 
     def finish_exchange(self, role: str, trusted: frozenset[str]) -> None:
-        """Put the next key of a role in place of the present key, if the metadata names the next key.
+        """Replace the current key of a role by its next key, if the metadata names the next key.
 
         Args:
-            role: role whose key was exchanged.
-            trusted: ids of the keys that the metadata names for the role.
+            role: The role whose key was rotated.
+            trusted: The ids of the keys that the metadata names for the role.
 
         Raises:
-            OutputError: the folder cannot be written.
+            OutputError: The folder cannot be written.
         """
         path = self._path(role, _NEXT)
         if not path.exists() or read_signer(path).public_key.keyid not in trusted:
@@ -115,19 +115,19 @@ class RepositoryKeys:
 
 
 def read_root_signers(folder: Path) -> tuple[CryptoSigner, ...]:
-    """Return the signers with the keys `root-*.pem` in a folder; none if it has no such file.
+    """Return the signers for the files `root-*.pem` in a folder, or none if there are no such files.
 
     Raises:
-        SignatureError: a file holds no key.
+        SignatureError: A file is not a key.
     """
     return tuple(read_signer(path) for path in sorted(folder.glob("root-*.pem")))
 
 
 def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoSigner, ...]:
-    """Make `count` keys of the root in new files `root-N.pem`; return their signers.
+    """Create `count` keys of the root in new files `root-N.pem`, and return their signers.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder cannot be written.
     """
     numbers = [int(path.stem[5:]) for path in folder.glob("root-*.pem") if path.stem[5:].isdigit()]
     first = max(numbers, default=0) + 1
@@ -138,10 +138,10 @@ def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoS
 
 
 def write_key(path: Path, key: Ed25519PrivateKey, disk: Disk = DISK) -> None:
-    """Write a private key as PEM into a file that only its owner can read.
+    """Write a private key as PEM to a file that only its owner can read.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder cannot be written.
     """
     with write_atomically(path, mode=0o600, disk=disk) as file:
         file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -151,7 +151,7 @@ def read_signer(path: Path) -> CryptoSigner:
     """Return a signer with the private key in a PEM file.
 
     Raises:
-        SignatureError: the file cannot be read, or holds no Ed25519 private key.
+        SignatureError: The file cannot be read, or is not an Ed25519 private key.
     """
     return CryptoSigner(_read_private(path))
 

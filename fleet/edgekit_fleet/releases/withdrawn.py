@@ -1,4 +1,4 @@
-"""Which files no release offers any more."""
+"""Finds the files that no release offers any more."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -7,9 +7,9 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 
 def list_withdrawn(session: Session, before: float) -> set[str]:
-    """Return the paths `CLASS/NAME` of packages and deltas that only withdrawn releases have.
+    """Return the paths `CLASS/NAME` of packages and deltas that are only in withdrawn releases.
 
-    `before`: seconds since 1970; only releases withdrawn before this time count as withdrawn.
+    A release counts as withdrawn if that was before `before`, in seconds since 1970.
     """
     statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
     files: dict[bool, set[str]] = {True: set(), False: set()}

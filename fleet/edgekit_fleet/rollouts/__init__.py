@@ -1,1 +1,1 @@
-"""Rollouts: which devices get a release and when, when it stops, and why. Mostly pure decisions."""
+"""Rollouts: which devices get a release and when, and when and why a rollout stops."""

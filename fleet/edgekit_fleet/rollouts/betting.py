@@ -1,12 +1,12 @@
-"""Tests whether the mean of bounded values lies above a limit; needs few values if they vary little.
+"""Tests whether the mean of bounded values is above a limit, with few values if their variance is small.
 
-A gambler bets that each value lies above the limit. If the mean does not, no gambler can expect to win: the
-chance that the capital ever reaches `1 / alpha` is at most `alpha`. The capital is spread over a few fixed
-bets, so the order of the values does not matter. If values scatter little around a mean above the limit, the
-logarithm of the capital grows by the square of their distance over their variance;
-`confidence_sequences.log_evidence` takes only their sum, and needs ten times as many.
+A gambler bets that each value is above the limit. If the mean is not above it, the probability that the
+capital ever reaches `1 / alpha` is at most `alpha`. The capital is divided among a few fixed bets, so the
+order of the values does not matter. For values with a small variance around a mean above the limit, the
+logarithm of the capital grows with the squared distance from the limit, divided by the variance.
+`confidence_sequences.log_evidence` uses only the sum of the values, and needs ten times as many of them.
 
-The values must be independent, or at least have a mean below the limit whatever came before.
+The values must be independent, or at least have a conditional mean below the limit, given all earlier values.
 
 Source: I. Waudby-Smith, A. Ramdas, Estimating means of bounded random variables by betting, J. R. Stat. Soc.
 B 86 (2024), sections 4 and 5; H. Robbins (1970) for the mixture.
@@ -25,14 +25,16 @@ _FACTORS: Final = 64  # factors multiplied before the logarithm: their product s
 
 
 def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
-    """Return the natural logarithm of the capital, at first 1, of bets that the mean is above `limit`.
+    """Return the natural logarithm of the capital of bets that the mean is above `limit`.
+
+    The capital is 1 before the first value.
 
     Args:
-        values: values, clipped to 0..1.
-        limit: limit of the mean, more than 0 and at most 1.
+        values: The values. They are clipped to 0..1.
+        limit: The limit of the mean, more than 0 and at most 1.
 
     Raises:
-        ValueError: `limit` is out of its range.
+        ValueError: `limit` is out of range.
     """
     if not 0 < limit <= 1:
         raise ValueError(f"the limit is {limit}, expected more than 0 and at most 1")
@@ -49,16 +51,16 @@ def find_refuted_limits(
 ) -> NDArray[np.float64]:
     """Return for each count n the largest limit that the first n values refute.
 
-    With `evidence` = -log(alpha) this is the lower end of a confidence sequence of their mean.
+    With `evidence` = -log(alpha), this is the lower bound of a confidence sequence for their mean.
 
     Args:
-        values: values in the order in which they came, clipped to 0..1.
-        counts: values of n in rising order, each from 1 to the number of `values`.
-        limits: in rising order, 1e-4..1; between two of them the result is interpolated.
-        evidence: logarithm of the capital that refutes a limit.
+        values: The values in the order of arrival. They are clipped to 0..1.
+        counts: The values of n, in rising order, each from 1 to the number of `values`.
+        limits: Limits from 1e-4 to 1, in rising order. The result is interpolated between them.
+        evidence: The logarithm of the capital at which a limit is refuted.
 
     Returns:
-        float64 [number of counts]; 0 where not even the lowest limit is refuted.
+        float64 [counts]. It is 0 where not even the lowest limit is refuted.
     """
     clipped = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
     # `numpy.unique` would import `numpy.ma`, for which the first page of a rollout waits.

@@ -1,19 +1,20 @@
-"""Decides what a rollout does next: a pure function of its progress and the time, so it can be repeated.
+"""Decides what a rollout does next, as a pure function of its progress and the time.
 
-The order of the rules: a person's abort, a stop by an outside judge, the gates, a pause, attempts worth
-repeating, the quorum of the open step, the next step of the wave, evidence of outside judges that the rollout
-waits for, the next wave. Each decision is a sentence with the figures it rests on.
+The rules are, in this order: an abort by a user, a stop by an outside judge, the gates, a pause, retries, the
+quorum of the current step, the next step of the wave, evidence of outside judges that the rollout waits for,
+and the next wave. Each decision is a sentence with the figures behind it.
 
 A good release for 1,000 devices, in waves that end at 10, 100, 500 and 1,000, with 10 devices first:
 
     start 10, wave 1        "the first devices"
-    wait                    "7 of 10 devices are judged and 9 are needed": the quorum is 0.9
-    start 10, wave 2        "wave 1 passed, 10 of 10 devices are judged": in all at most twice the judged ones
-    start 20, 40, 20        20 are judged, then 40, then 80; wave 2 ends at 100
-    start 100, wave 3       and so on; each step at most doubles the devices that have the release
-    succeed                 all that answer are judged; devices that are offline follow when they come back
+    wait                    "7 of 10 devices are judged and 9 are needed", since the quorum is 0.9
+    start 10, wave 2        "wave 1 passed, 10 of 10 devices are judged", so 20 may have the release
+    start 20, 40, 20        after 20, 40 and 80 judged devices, until wave 2 ends at 100
+    start 100, wave 3       each further step also at most doubles the devices that have the release
+    succeed                 all devices that answer are judged, and offline devices follow when they return
 
-If `gates` speaks against it at any turn, the next decision is `abort`: every device that has it goes back.
+If the gates are against the release in any turn, the decision is `abort`, and every device that has the
+release is rolled back.
 """
 
 import math
@@ -45,9 +46,10 @@ _SMALL_FLEET: Final = 10
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
-    """Return the next decision; None if there is nothing to decide, as after the end of a rollout.
+    """Return the next decision, or None if there is nothing to decide.
 
-    Decisions after an abort repeat the order to devices that did not go back. `now`: seconds since 1970.
+    After an abort, a decision repeats the order to devices that were not rolled back. `now` is in seconds
+    since 1970.
     """
     if progress.state == "aborted":
         return _return_again(progress, now)
@@ -69,10 +71,10 @@ def decide(progress: Progress, now: float) -> Decision | None:
 
 
 def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
-    """Return True if nothing more is expected of a device.
+    """Return True if no more evidence is expected of a device.
 
-    That is so if the device failed or was refused; if each of its models has answered enough calls; or if it
-    has had the release for `soak_s`. `now`: seconds since 1970.
+    The device has failed or was refused, each of its models has answered enough calls, or it has had the
+    release for `soak_s`. `now` is in seconds since 1970.
     """
     if member.state in ("pending", "started"):
         return False
@@ -90,9 +92,9 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 
 
 def is_returning(progress: Progress, now: float) -> bool:
-    """Return True if devices are returning to the old version, or will be ordered to return again.
+    """Return True if devices are rolling back, or will be ordered again to roll back.
 
-    `now`: seconds since 1970.
+    `now` is in seconds since 1970.
     """
     return any(
         _will_return_again(member)
@@ -102,7 +104,7 @@ def is_returning(progress: Progress, now: float) -> bool:
 
 
 def describe_return(stop: Decision, members: Iterable[Member]) -> str:
-    """Return a sentence that says why a rollout was aborted, and how many devices have not gone back."""
+    """Return a sentence with the reason of an abort, and the number of devices that were not rolled back."""
     recalled = [member for member in members if member.returns]
     silent = sum(member.state == "returning" for member in recalled)
     codes = Counter(member.code for member in recalled if member.state not in ("returning", "returned"))

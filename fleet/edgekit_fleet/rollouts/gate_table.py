@@ -1,7 +1,7 @@
-"""The gates of a rollout, a row each, and the limits that a person may set for them.
+"""The gates of a rollout, one row each, and the limits that users may set for them.
 
-Decisions, HTTP interface, console, command line and the table in docs/explanation/rollouts.md are made from
-`GATES` and `LIMITS`. A gate on the battery would be this row:
+The decisions, the HTTP interface, the console, the command line and the table in docs/explanation/rollouts.md
+are built from `GATES` and `LIMITS`. A gate on the battery would be this row:
 
     Gate(
         name="battery",
@@ -16,8 +16,8 @@ Decisions, HTTP interface, console, command line and the table in docs/explanati
         form="percent",
     )
 
-Its figure comes from the device: `gauges` in `edgekit_runtime.agent.figures`. A rollout that began before a
-row existed is not tested on it, since the limits of a rollout are stored at its start.
+The device reports its figure in `gauges` (see `edgekit_runtime.agent.figures`). The limits of a rollout are
+stored at its start, so a new row does not apply to rollouts that have already started.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The evidence of one device about the release. A known field never changes, except `fault`.
+    """The evidence of one device about the release. Once known, a field never changes, except `fault`.
 
     Attributes:
-        is_failed: whether the first installation failed; None if the release was not tried. During the
-            installation this is False, since failures are reported earlier than successes.
-        fault: what went wrong after the installation.
-        measures: (model, stage) -> result of `gates.measure`, for stages with enough answered calls.
+        is_failed: Whether the first installation failed, or None if the release was not tried. During the
+            installation it is False, since failures are reported earlier than successes.
+        fault: The fault after the installation, or empty.
+        measures: The result of `gates.measure` for each (model, stage) with enough answered calls.
     """
 
     device_class: str
@@ -56,15 +56,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number that a person may set when a rollout starts.
+    """A number that users may set when a rollout starts.
 
     Attributes:
-        name: name in settings, interface and form; the option of the command has dashes.
-        default: value where nobody sets it.
-        range: values that are accepted.
-        label: meaning, for people.
-        default_text: what to show where the default depends on the release.
-        is_whole: whether only whole numbers are accepted.
+        name: The name in settings, interface and form. The command's option has dashes instead.
+        default: The default value.
+        range: The range of accepted values.
+        label: The meaning, for users.
+        default_text: A text to show if the default depends on the release.
+        is_whole: Whether only whole numbers are accepted.
     """
 
     name: str
@@ -83,24 +83,24 @@ class Limit:
 class Gate:
     """A limit on a figure of the devices, such as their latency.
 
-    The evidence of a device is a number that is larger the worse the figure is: the logarithm of a ratio, a
+    The evidence of a device is a number that is larger for a worse figure. It is the logarithm of a ratio, a
     difference, or the distance of a level from its best value.
 
     Attributes:
-        name: name in decisions and in the audit log; a stored name never changes.
-        title, unit: heading and axis of its chart.
-        sentence: statement with `{model}`, `{on}`, `{mean}` and `{limit}`; with `{count}`, `{answered}` and
-            `{where}` for a share of devices.
-        outcome: for a gate on a share of devices: returns whether a device counts as bad. A device counts
-            from its first answer.
-        figure: for any other gate: returns the figure of a model between two reports of a version, or None if
+        name: The name in decisions and in the audit log. It must never change.
+        title, unit: The title and the axis label of its chart.
+        sentence: The statement with `{model}`, `{on}`, `{mean}` and `{limit}`. A gate on a share of devices
+            has `{count}`, `{answered}` and `{where}`.
+        outcome: For a gate on a share of devices, tells whether a device counts as bad. A device counts from
+            its first answer.
+        figure: For any other gate, returns the figure of a model between two reports of a version, or None if
             it is unknown. A device counts after `min_requests` calls.
-        compare: `ratio` or `difference` to the old version on the same device, or the `level` alone.
-        worse: direction in which the figure gets worse.
-        ideal: the best level.
-        most, least: bounds to which evidence is clipped. `least` is negative for random differences: if only
-            positive differences counted, their mean would not stay near 0.
-        form: how its values are written.
+        compare: `ratio` or `difference` to the old version on the same device, or `level` without comparison.
+        worse: The direction in which the figure gets worse.
+        ideal: The best level.
+        most, least: The bounds to which evidence is clipped. `least` is negative for random differences,
+            since their mean would not stay near 0 if negative ones were clipped.
+        form: The format of its values.
     """
 
     name: str
@@ -127,9 +127,9 @@ class Gate:
         return change if self.worse == "higher" else -change
 
     def find_limit(self, limits: Mapping[str, float]) -> float | None:
-        """Return the limit of this gate, converted as its evidence is, such as to the logarithm of a ratio.
+        """Return the limit of this gate in the unit of its evidence, such as the logarithm of a ratio.
 
-        None if the rollout sets no limit, or one of at least `most`: no evidence can exceed that.
+        It is None if the rollout sets no limit, or a limit that the evidence cannot exceed (at least `most`).
         """
         value = limits.get(self.limit.name)
         if value is None:
@@ -141,7 +141,7 @@ class Gate:
         return value if value < self.most else None
 
     def to_figure(self, evidence: float) -> float:
-        """Convert a mean of evidence to a figure in the unit of the limit that people set."""
+        """Convert a mean of evidence to a figure in the unit of the limit that users set."""
         if self.compare == "difference":
             return evidence
         sign = 1.0 if self.worse == "higher" else -1.0
@@ -281,10 +281,10 @@ LIMITS: Final = (*(gate.limit for gate in GATES), MIN_REQUESTS, ALPHA)
 
 
 def make_limits(changes: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return all limits of a rollout by name: `changes`, and the defaults of the others.
+    """Return all limits of a rollout by name. Limits that are not in `changes` have their defaults.
 
     Raises:
-        FleetError: a limit is unknown, or out of its range.
+        FleetError: A limit is unknown or out of range.
     """
     values = {limit.name: limit.default for limit in LIMITS} | dict(changes or {})
     limits = {limit.name: limit for limit in LIMITS}

@@ -1,24 +1,23 @@
-"""The gates of a rollout: whether the answers of devices speak against the release.
+"""The gates of a rollout, which test whether the answers of devices are evidence against the release.
 
-Only devices that have answered count, or that may answer at any moment, and each is one sample: a device
-cannot outvote others by its number of calls. The test (`edgekit_fleet.rollouts.betting`) may be asked after
-every answer, so that a bad release stops at the first few devices: 30 failures of 100 devices stop a group of
-1,000. The chance that a release that keeps all limits is stopped, over the whole rollout, is at most
-the limit `alpha`.
+Only devices that have answered, or may answer at any moment, count. Each is one sample, so its number of
+calls does not matter. The tests (`edgekit_fleet.rollouts.betting`) may be repeated after every answer, so a
+bad release stops after a few devices. For example, 30 failures in 100 devices stop a group of 1,000. The
+probability that a release within all limits is stopped, over the whole rollout, is at most the limit `alpha`.
 
-Latency, energy, errors and drift are differences: after minus before on the device itself, less the same
-difference on devices of its class that still run the old version, in the same periods. So neither a slow
-device nor a busy evening speaks against a release.
+Latency, energy, errors and drift are differences between after and before on the same device. The same
+difference on devices of its class that still run the old version is subtracted. So neither a slow device nor
+a busy evening counts against a release.
 
-Each model of a release has tests of its own, and so has each stage of its figures: after 20 calls on a
-device, 200, 2,000 and 20,000. Within a test each device counts once, as the bound on wrong stops demands; a
-later stage sees faults that show only after hours.
+Each model of a release has its own tests, and so has each stage of its figures: after 20, 200, 2,000 and
+20,000 calls on a device. Within a test, each device counts once, as the bound on wrong stops requires. A
+later stage detects faults that only show after hours.
 
-An example with the default limits and one model. Seven gates share alpha = 0.01, so the gate `install` has
-0.0014 and stops at a capital of 700 (`find_needed`: 6.6, its logarithm). Of the first 30 devices, 8 fail to
-install the release, where 5 % may: `weigh` gives 0.93 and the rollout waits. With a ninth it stops: "9 of 30
-devices that began failed to install it, expected at most 5%". The first look at latency has half a share;
-devices on which the release takes twice as long stop it as soon as there are 15.
+An example with the default limits and one model: Seven gates share alpha = 0.01, so the gate `install` has
+0.0014 and stops at a capital of 700 (`find_needed` returns its logarithm, 6.6). Of the first 30 devices, 8
+fail to install the release, where 5 % may. `weigh` returns 0.93, and the rollout waits. After a ninth failure
+it stops: "9 of 30 devices that began failed to install it, expected at most 5%". The first stage of latency
+has half of its gate's share. If the release takes twice as long, 15 devices are enough to stop it.
 """
 
 import bisect
@@ -45,12 +44,12 @@ _STAGE_FACTOR: Final = 10  # calls of a stage over those of the one before
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Why a release stops.
+    """The reason why a release stops.
 
     Attributes:
-        gate: name of the gate.
-        sentence: the reason in words.
-        figures: the figures in the sentence, by name.
+        gate: The name of the gate.
+        sentence: The reason in words.
+        figures: The figures in the sentence, by name.
     """
 
     gate: str
@@ -60,11 +59,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Figures of one version on one device in a period.
+    """The figures of one version on one device in a period.
 
     Attributes:
-        requests: calls that were answered.
-        values: gate -> its figure, where it is known.
+        requests: The number of answered calls.
+        values: The known figures, by name of the gate.
     """
 
     requests: int = 0
@@ -75,9 +74,9 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
     """Return the figures of the time between two reports of the same version on a device.
 
     Args:
-        begin: the earlier report, or None for the time at which the version was opened. A report with more
-            calls than `end` comes from before a restart of the service, and is taken as None.
-        end: the later report.
+        begin: The earlier report, or None for the time at which the version was opened. A report with more
+            calls than `end` is from before a restart of the service, and is treated as None.
+        end: The later report.
     """
     if begin is None or begin.requests > end.requests or begin.failed > end.failed:
         begin = ModelFigures(model=end.model, version=end.version)
@@ -88,7 +87,7 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
 
 
 def find_stage(requests: int, limits: Mapping[str, float]) -> int:
-    """Return the last stage, from 0, that `requests` calls of a model on a device reach; -1 for none."""
+    """Return the last stage, from 0, that a model with `requests` calls on a device has reached, or -1."""
     min_requests = limits.get(MIN_REQUESTS.name, MIN_REQUESTS.default)
     needed = [min_requests * _STAGE_FACTOR**stage for stage in range(len(_STAGE_SHARES))]
     return bisect.bisect_right(needed, requests) - 1
@@ -97,18 +96,18 @@ def find_stage(requests: int, limits: Mapping[str, float]) -> int:
 def measure(
     before: Period | None, after: Period, controls: Sequence[tuple[Period, Period]]
 ) -> dict[str, float]:
-    """Return the evidence of a device: how its figures changed, less the median change of the controls.
+    """Return the evidence of a device: the change of its figures minus the median change of the controls.
 
     Args:
-        before: figures of the old version on this device. None if no old version ran: then only gates that
-            compare by `level` have evidence.
-        after: figures of the new version.
-        controls: (before, after) of devices of the same class that still run the old version, in the same
-            periods; fewer than 5 are ignored.
+        before: The figures of the old version on this device, or None if there was no old version. Then, only
+            gates with the comparison `level` have evidence.
+        after: The figures of the new version.
+        controls: The (before, after) of devices of the same class that still run the old version, in the same
+            periods. Fewer than 5 are ignored.
 
     Returns:
-        Gate -> evidence, which is larger the worse the figure is, see `gate_table.Gate`. Gates whose figures
-        are unknown are missing.
+        The evidence by name of the gate, larger for worse figures (see `gate_table.Gate`). Gates with unknown
+            figures are not included.
     """
     evidence: dict[str, float] = {}
     for gate in GATES:
@@ -130,13 +129,13 @@ def measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The verdict of the samples.
+    """The result of judging the samples.
 
     Attributes:
-        verdict: why the release must stop, or None if no test stops it.
-        leaning: how near the worst gate is to a stop, 0 to 1. If fewer than five devices have answered, and
-            their mean is over twice the limit, `leaning` is at least 0.5.
-        suspicion: statement of the gate that decides `leaning`; empty if `leaning` is 0.
+        verdict: The reason why the release must stop, or None if no test stops it.
+        leaning: How close the worst gate is to a stop, from 0 to 1. It is at least 0.5 if fewer than five
+            devices have answered and their mean is more than twice the limit.
+        suspicion: The statement of the gate that determines `leaning`. It is empty if `leaning` is 0.
     """
 
     verdict: Verdict | None
@@ -146,15 +145,15 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateTest:
-    """One test of a release: whether the mean evidence of devices is above a limit.
+    """A test of a release, whether the mean evidence of devices is above a limit.
 
     Attributes:
-        gate: row of the gate in `gate_table`.
-        limit: limit of the mean, in the unit of the gate's evidence.
-        alpha: chance of a wrong stop that this test may add.
-        model, stage: model and stage of a figure, see `Sample.measures`; unused for a gate on a share of
-            devices.
-        of_model: words for the statement: ` of MODEL`, or empty if the release has one model.
+        gate: The gate in `gate_table`.
+        limit: The limit of the mean, in the unit of the gate's evidence.
+        alpha: The probability of a wrong stop by this test.
+        model, stage: The model and stage of the figure (see `Sample.measures`). They are not used for a gate
+            on a share of devices.
+        of_model: A part of the statement: ` of MODEL`, or empty if the release has one model.
     """
 
     gate: Gate
@@ -165,7 +164,7 @@ class GateTest:
     of_model: str = ""
 
     def scale(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return evidence, mapped from `gate.least`..`gate.most` to 0..1 and clipped."""
+        """Return evidence scaled from `gate.least`..`gate.most` to 0..1, and clipped."""
         least, most = self.gate.least, self.gate.most
         return np.clip((np.asarray(values) - least) / (most - least), 0.0, 1.0)
 
@@ -178,9 +177,9 @@ class SampleGroup:
     """Devices that are judged together.
 
     Attributes:
-        where: words for the statement: ` of class NAME`, or empty for all devices.
+        where: A part of the statement: ` of class NAME`, or empty for all devices.
         members: bool [samples], whether a sample is in the group.
-        alpha: share of the `alpha` of a test that this group may use.
+        alpha: The share of a test's `alpha` for this group.
     """
 
     where: str
@@ -188,13 +187,13 @@ class SampleGroup:
     alpha: float
 
     def choose(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the members' values without NaN; `evidence`: float64 [samples], NaN without an answer."""
+        """Return the members' values without NaN. `evidence` is float64 [samples], NaN without an answer."""
         values = evidence[self.members]
         return values[~np.isnan(values)]
 
 
 def list_groups(samples: Sequence[Sample]) -> list[SampleGroup]:
-    """Return the group of all devices, and one for each class if there are several."""
+    """Return the group of all devices and, if there are several classes, a group for each class."""
     classes = np.array([sample.device_class for sample in samples])
     names = sorted(set(classes.tolist()))
     everywhere = np.ones(len(samples), np.bool_)
@@ -207,13 +206,13 @@ def list_groups(samples: Sequence[Sample]) -> list[SampleGroup]:
 
 
 def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateTest]:
-    """Return the tests of a release; a gate whose limit is off has no test.
+    """Return the tests of a release. A gate without a limit has no test.
 
-    Alpha is shared equally among all gates of the rollout, on or off.
+    Alpha is divided equally among the gates of the rollout, including those without a test.
 
     Args:
-        limits: limits of the release, see `gate_table.make_limits`.
-        models: models that it changes.
+        limits: The limits of the release (see `gate_table.make_limits`).
+        models: The models that the release changes.
     """
     share = limits.get(ALPHA.name, ALPHA.default) / max(sum(gate.limit.name in limits for gate in GATES), 1)
     active = [(gate, limit) for gate in GATES if (limit := gate.find_limit(limits)) is not None]
@@ -233,13 +232,13 @@ def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateT
 def read_evidence(
     samples: Sequence[Sample], tests: Iterable[GateTest]
 ) -> Iterator[tuple[GateTest, NDArray[np.float64]]]:
-    """Yield each test for which there are answers, with the evidence of all devices.
+    """Yield each test that has answers, with the evidence of all devices.
 
     The evidence is float64 [samples], NaN for a device without an answer.
 
     Args:
-        samples: samples of the devices.
-        tests: tests, sorted so that tests of the same model and stage are adjacent.
+        samples: The samples of the devices.
+        tests: The tests. Those of the same model and stage must be adjacent.
     """
     key, measures, has_measures = ("", -1), [_NOTHING], False
     for test in tests:
@@ -257,10 +256,10 @@ def read_evidence(
 
 
 def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models: Sequence[str]) -> Judgement:
-    """Return the judgement of the samples about a release.
+    """Judge a release by samples.
 
-    `samples`: samples of all devices that have answered or may answer at any moment, in any order.
-    `limits`, `models`: as for `list_tests`.
+    `samples` are those of all devices that have answered or may answer at any moment, in any order. For
+    `limits` and `models`, see `list_tests`.
     """
     answered = list(samples)
     groups = list_groups(answered)
@@ -284,14 +283,14 @@ def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models
 
 
 def find_needed(test: GateTest, group: SampleGroup) -> float:
-    """Return the natural logarithm of the capital at which a test stops the rollout, see `betting`."""
+    """Return the natural logarithm of the capital at which a test stops the rollout (see `betting`)."""
     return -math.log(test.alpha * group.alpha)
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return a test's progress towards a stop: 0 while the mean keeps the limit; 1 or more is a stop.
+    """Return how close a test is to a stop. It is 0 if the mean is within the limit, and a stop from 1 on.
 
-    `values`: from `SampleGroup.choose`.
+    `values` are from `SampleGroup.choose`.
     """
     scaled, limit = test.scale(values), float(test.scale(test.limit))
     if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet
@@ -303,9 +302,9 @@ def describe(test: GateTest, values: NDArray[np.float64], where: str) -> Verdict
     """Return the statement of a test about values, for or against the release.
 
     Args:
-        test: a test of the release.
-        values: values from `SampleGroup.choose`, at least one.
-        where: see `SampleGroup`.
+        test: A test of the release.
+        values: Values from `SampleGroup.choose`, at least one.
+        where: See `SampleGroup`.
     """
     gate, devices = test.gate, len(values)
     figures: dict[str, float]

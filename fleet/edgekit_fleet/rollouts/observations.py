@@ -1,8 +1,8 @@
-"""Compares the figures of devices with and without a release, from the store, over the same periods.
+"""Compares the figures of devices with and without a release, over the same periods.
 
-A device's figures with the new version are compared with those of its last hours with the version before.
-What changed meanwhile on devices of its class that still run that version is subtracted: on both sides the
-counts of the same periods, as differences of what devices reported.
+A device's figures with the new version are compared with those of its last hours with the old version. The
+change on devices of its class that still run the old version, in the same periods, is subtracted. All figures
+are differences between reports in the store.
 """
 
 import bisect
@@ -60,11 +60,11 @@ class _Report:
 
 @dataclass(slots=True)
 class Controls:
-    """Reports of control devices, which run the old version: the last 12 of each class in the cohort.
+    """The reports of control devices, which are the last 12 devices of each class and run the old version.
 
     The store has only the last report of each hour. This object has one report a minute since the rollout
-    began, so that a period can begin when a device switches. After a restart of the manager, only the hourly
-    reports of the store remain.
+    started, so a period can begin when a device switches. After a restart of the manager, only the hourly
+    reports remain.
     """
 
     _devices: dict[str, list[str]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Controls:
     _read_at: dict[str, float] = field(default_factory=dict)
 
     def follow(self, session: Session, progress: Progress, now: float) -> None:
-        """Choose control devices; read their reports from the last call to `now`, in seconds since 1970."""
+        """Choose control devices, and read their reports up to `now`, in seconds since 1970."""
         self._choose(progress)
         of_time: dict[float, list[str]] = {}
         for device in itertools.chain.from_iterable(self._devices.values()):
@@ -95,12 +95,12 @@ class Controls:
     def find_pairs(
         self, source: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
     ) -> list[tuple[Period, Period]]:
-        """Return (earlier figures, later figures) of each control device with figures in both periods.
+        """Return the (earlier, later) figures of each control device with figures in both periods.
 
         Args:
-            source: (class, model, old version).
-            then: begin and end of the earlier period, in seconds since 1970.
-            now: begin and end of the later period.
+            source: The class, the model and the old version.
+            then: The start and end of the earlier period, in seconds since 1970.
+            now: The start and end of the later period.
         """
         device_class, model, version = source
         pairs = []
@@ -135,11 +135,11 @@ class Controls:
 
 @dataclass(slots=True)
 class FigureCache:
-    """Figures that were read and need not be read again.
+    """Figures that do not have to be read again.
 
     Attributes:
-        controls: the devices that still run the old version.
-        not_finite: (device, model) -> result of `count_before`.
+        controls: The devices that still run the old version.
+        not_finite: The result of `count_before` for each (device, model).
     """
 
     controls: Controls = field(default_factory=Controls)
@@ -176,17 +176,17 @@ def observe_figures(
     fresh: Sequence[str],
     now: float,
 ) -> Iterable[AnswerEntry]:
-    """Yield an entry for each device that has the release and shows a fault, or new evidence in its figures.
+    """Yield an entry for each device with the release that has a fault or new evidence in its figures.
 
     Args:
-        session: session of a transaction.
-        rollout: name of the rollout.
-        progress: progress of the rollout.
-        packages: (class, model) -> package of the release.
-        cache: figures that were read before; is changed.
-        since: seconds since 1970; figures that came earlier were observed already.
-        fresh: devices that have succeeded since `since`; their earlier figures are read, too.
-        now: seconds since 1970; all figures that came earlier are in the store.
+        session: The session of a transaction.
+        rollout: The name of the rollout.
+        progress: The progress of the rollout.
+        packages: The packages of the release by (class, model).
+        cache: Figures that were read before. It is updated.
+        since: The time, in seconds since 1970, up to which figures were already observed.
+        fresh: The devices that have succeeded since `since`. Their earlier figures are read too.
+        now: The time, in seconds since 1970, up to which all figures are in the store.
     """
     of_device = _read_new(session, rollout, progress, packages, since=since, fresh=fresh)
     if of_device or fresh:
@@ -324,10 +324,10 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
 
 
 def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
-    """Return (answers with NaN or infinity, checked answers) of the previous version on the device of `row`.
+    """Return the numbers of answers with NaN or infinity and of checked answers of the previous version.
 
-    Each process of the service counts from 0, so these are the counts of the process that checked most
-    answers. (0, 0) if the device ran no other version.
+    The previous version is that on the device of `row`. Each process of the service counts from 0, so the
+    result is from the process that checked most answers. It is (0, 0) if there was no other version.
     """
     rows = session.scalars(
         select(FigureRow)
