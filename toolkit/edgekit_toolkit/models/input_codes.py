@@ -23,7 +23,7 @@ _SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15
 
 
 def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
-    """Return a dict from each input that the model quantizes directly to the range of the input.
+    """Return the range of each input that the model quantizes directly, by the name of the input.
 
     The range of an integer input is the range of its codes.
     """
@@ -68,7 +68,7 @@ def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
 
 
 def tflite_code_ranges(content: bytes) -> dict[str, CodeRange]:
-    """Return a dict from each input that is quantized to the range of the input in float32 values.
+    """Return the range of each quantized input in float32 values, by the name of the input.
 
     Raises:
         BackendError: LiteRT refuses the model.

@@ -116,7 +116,7 @@ class Model(Protocol):
         """Return the first output of each node whose 8-bit products saturate here but not on the target."""
 
     def input_code_ranges(self) -> dict[str, CodeRange]:
-        """Return a dict from each input that the model quantizes directly to the range of the input.
+        """Return the range of each input that the model quantizes directly, by the name of the input.
 
         Raises:
             BackendError: The engine refuses the model.

@@ -66,7 +66,7 @@ class ChannelGroup:
         producers: The layers that produce the channels, in the order of the graph.
         depthwise: The layers that filter each channel separately.
         consumers: The layers that mix the channels.
-        tensors: A dict from each activation that contains the channels to their axis.
+        tensors: The axis of the channels in each activation that contains them, by name.
         constants: A dict from (node index, input index, axis) to the channels on this axis of a constant
             input.
         reshapes: A dict from the index of a Reshape node to the axis of the channels in its output.

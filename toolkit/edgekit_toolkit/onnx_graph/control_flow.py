@@ -136,7 +136,7 @@ def output_types(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    """Return a dict from the outputs of a control flow node to their types. Unknown shapes are left out.
+    """Return the types of the outputs of a control flow node, by name. Outputs of unknown shape are left out.
 
     Args:
         node: An If, Loop or Scan node.

@@ -20,7 +20,7 @@ OpSchema = Any  # onnx.defs.OpSchema, whose type stubs lack what it says about f
 
 
 def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
-    """Return a dict from the operators of the model that ONNX defines as functions to their schemas."""
+    """Return the schemas of the model's operators that ONNX defines as functions, by operator name."""
     return {
         schema.name: schema
         for schema in _schemas(model)

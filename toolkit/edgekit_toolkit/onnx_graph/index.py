@@ -86,7 +86,7 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
 
 
 def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
-    """Return a dict from the tensors whose rank the graph records to their shapes. Free sizes are None."""
+    """Return the shapes recorded in the graph, by tensor name. Free sizes are None."""
     return {
         value.name: tuple(
             int(dim.dim_value) if dim.HasField("dim_value") else None
@@ -98,7 +98,7 @@ def recorded_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
 
 
 def inferred_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return a dict from the top-level tensors whose rank can be inferred to their shapes."""
+    """Return the inferred shapes of the top-level tensors, by name. Free sizes are None."""
     return recorded_shapes(onnx.shape_inference.infer_shapes(model).graph)
 
 

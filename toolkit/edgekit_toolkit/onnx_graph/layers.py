@@ -1,4 +1,4 @@
-"""Layers with constant weights, with their weights and inputs as matrices.
+"""Layers with constant weights, whose weights and inputs can be read as matrices.
 
 A layer has G groups. In each group, R rows of the weight matrix produce R output channels from a patch of K
 input values. The weights have the shape [G, R, K], and P patches have the shape [P, G, K]. A dense layer has

@@ -57,7 +57,7 @@ class EngineGraph:
     Attributes:
         nodes: The nodes in execution order.
         tensors: The inputs, outputs and intermediate tensors by name.
-        nested_bytes: The size of the constants inside control flow. Other tensors there are not included.
+        nested_bytes: The size of the constants inside control flow. The other attributes ignore control flow.
     """
 
     nodes: tuple[onnx.NodeProto, ...]

@@ -20,7 +20,7 @@ _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 
 def to_json(array: NDArray[Any]) -> tuple[str, Sequence[int], str]:
-    """Return the dtype, shape and base64 content of an array, the input of `from_json`."""
+    """Return the dtype, shape and base64 content of an array. `from_json` is the inverse."""
     return array.dtype.str, array.shape, base64.b64encode(array.tobytes()).decode()
 
 

@@ -39,7 +39,7 @@ _LAYOUTS: Final = {"scored": (False, False), "objectness": (True, False), "grid"
 
 
 def list_android_files(package: OpenedPackage) -> dict[str, bytes]:
-    """Return a dict from the paths to the contents of the files of the Android project.
+    """Return the contents of the files of the Android project, by path.
 
     Raises:
         ConfigError: The package has no LiteRT variant, a free size, or a dtype that the app does not support.

@@ -57,12 +57,12 @@ class Reference:
 
     Attributes:
         inputs: The inputs of the first golden row, as in a manifest.
-        artifacts: A dict from the paths of the files of `inputs` to their contents.
+        artifacts: The contents of the files of `inputs`, by path.
         feeds, outputs: The inputs and outputs of the first golden row, by name.
-        rows: A dict from the seed of each further golden row to its outputs, the best row first. The outputs
-            are in the order of `outputs`, without those in `axes`.
+        rows: The outputs of the further golden rows, by seed. The best row is first. The outputs are in the
+            order of `outputs`, without those in `axes`.
         macs: The number of multiply-accumulates of one inference, or infinity if it is unknown.
-        axes: A dict from each output whose number of rows depends on the data to the axis of the rows.
+        axes: The axis of the rows of each output whose number of rows depends on the data, by name.
     """
 
     inputs: tuple[GoldenInput, ...]

@@ -35,7 +35,7 @@ def read_preprocessing(path: Path) -> dict[str, Any]:
         path: The path of a JSON file, or the name of a preset.
 
     Raises:
-        DataError: The file is unreadable or no JSON object, or there is no such preset.
+        DataError: The file is unreadable or not a JSON object, or there is no such preset.
     """
     if str(path) in PRESETS and not path.exists():
         return expand_preset({"preset": str(path)})

@@ -28,7 +28,7 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
         sign: Signs the statement.
 
     Raises:
-        SignatureError: The subject cannot be read, the predicate is no JSON or too large, or `sign` fails.
+        SignatureError: The subject cannot be read, the predicate is not JSON or too large, or `sign` fails.
         OutputError: The evidence cannot be written.
     """
     statement = Statement(subject_path.name, _hash_subject(subject_path), EVIDENCE_PREDICATE_TYPE, predicate)

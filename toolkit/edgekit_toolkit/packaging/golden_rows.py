@@ -211,7 +211,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return the maximum absolute error of sigmoids between engines, or 0 if the values are no sigmoids."""
+    """Return the maximum absolute error of sigmoids between engines, or 0 if the values are not sigmoids."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 

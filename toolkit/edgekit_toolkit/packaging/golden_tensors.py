@@ -142,14 +142,14 @@ def golden_outputs(
     axes: Mapping[str, int] | None = None,
     jittered: Sequence[Outputs] = (),
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
-    """Return the expected outputs with tolerances, and a dict from paths to contents of their artifacts.
+    """Return the expected outputs with tolerances, and the contents of their artifacts by path.
 
     Args:
         outputs: The outputs of the packaged model for the golden inputs.
         floats: The outputs of the float model. Their distance from `outputs` is included in the tolerance.
         integer: Whether the packaged model computes in int8.
-        axes: A dict from each output whose number of rows depends on the data to the axis of the rows. Such
-            rows are compared as a set.
+        axes: The axis of the rows of each output whose number of rows depends on the data, by name. Such rows
+            are compared as a set.
         jittered: The outputs of the packaged model for inputs changed by `off_by_codes`. The tolerance
             includes twice the change of the output. In a set, twice the number of changed rows may differ.
 

@@ -17,8 +17,7 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 def find_free_version(name: str, target: str, folder: Path) -> str:
     """Return the version 1.0.x that follows the highest one of this package and target in the folder.
 
-    It is `1.0.0` if there is no such package. Gaps are not filled, because a lower version would be no
-    update.
+    It is `1.0.0` if there is no such package. Gaps are not filled, because a lower version is not an update.
     """
     pattern = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
     # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.

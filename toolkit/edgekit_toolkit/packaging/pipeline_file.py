@@ -34,7 +34,7 @@ class PipelineFile:
     Attributes:
         output: The names of the stages whose answers are returned.
         stages: The stages without their engines. Each stage comes after the stages that it depends on.
-        sources: A dict from the names of the stages with a model to the sources of the models.
+        sources: The sources of the models, by the name of the stage.
     """
 
     name: str
@@ -47,7 +47,7 @@ def read_pipeline_file(path: Path) -> PipelineFile:
     """Read a pipeline file, and fill in defaults.
 
     Raises:
-        DataError: The file is no TOML, a field is invalid, or the stages do not fit together.
+        DataError: The file is not TOML, a field is invalid, or the stages do not fit together.
     """
     document = read_toml(path, DataError)
     try:

@@ -1,4 +1,4 @@
-"""Combines packages of single models to one package of a pipeline, and sums up their costs."""
+"""Combines packages of single models into one package of a pipeline, and sums up their costs."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing

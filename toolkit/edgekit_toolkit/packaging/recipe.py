@@ -2,7 +2,7 @@
 
 Use only recipes from trusted sources. The figures of a recipe are copied to the manifest, which is then
 signed. The recipe contains the digest of the model, which is checked when the model is built again. The file
-also contains its own digest, which detects accidental changes but is no signature.
+also contains its own digest, which detects accidental changes but is not a signature.
 """
 
 import contextlib
@@ -59,10 +59,10 @@ class Recipe:
         dims: The sizes of the free dimensions for the golden outputs.
         steps: The name and form of each applied optimisation pass.
         form: The form of the weights and of the arithmetic.
-        golden_ranges: A dict from the inputs to their smallest and largest values.
-        labels: The text of the file of class names, or None.
+        golden_ranges: The smallest and largest value of each input, by name.
+        labels: The class names as text with one name per line, or None.
         task: The meaning of the outputs, as in the manifest, or None.
-        tools: A dict from the tools that built the package to their versions.
+        tools: The versions of the tools that built the package, by name.
         disabled_optimizers: The names of onnxruntime's optimisations that are disabled for the model.
         fixed: The inputs that were replaced by constants, see `fix_inputs`.
         states: The recurrent states, see `name_states`.
@@ -137,7 +137,7 @@ _read_version = functools.cache(metadata.version)  # each candidate has a recipe
 
 
 def tool_versions(*backends: str) -> dict[str, str]:
-    """Return a dict from the tools that affect packages for these backends to their installed versions."""
+    """Return the installed versions of the tools that affect packages for these backends, by name."""
     names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
     versions = {"edgekit": __version__}
     for name in names:

@@ -103,7 +103,7 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
     """Return the keys in `folder`, sorted by name. There are none if the folder does not exist.
 
     Raises:
-        SignatureError: `folder` is not a folder, or a `*.pub.pem` file in it is no public key.
+        SignatureError: `folder` is not a folder, or a `*.pub.pem` file in it is not a public key.
     """
     folder = folder or find_keys_folder()
     trusted = trusted_keys.list_trusted(folder)
@@ -127,7 +127,7 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
     """Copy the public key at `source` to `folder` as `name`, so that it is trusted.
 
     Raises:
-        SignatureError: The file is no public key, the name is invalid, or another key has that name.
+        SignatureError: The file is not a public key, the name is invalid, or another key has that name.
         OutputError: The folder cannot be written.
     """
     folder = _prepare_folder(name, folder)

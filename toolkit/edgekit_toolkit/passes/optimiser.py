@@ -79,9 +79,9 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     """Return a smaller and faster version of `source` with equal outputs.
 
     The names and dtypes of the inputs and outputs do not change. Outputs on `feeds` are equal if
-    `parity.compare` accepts them with the tolerance `EQUAL`. If all outputs are float, the first feed times
-    -2 is compared with the tolerance `ALIKE` too. If the batch is free, the first feed is also compared with
-    twice the batch size.
+    `parity.compare` accepts them with the tolerance `EQUAL`. If all outputs are float, the outputs for the
+    first feed times -2 are also compared, with the tolerance `ALIKE`. If the batch is free, the outputs for
+    twice the batch size of the first feed are also compared.
 
     Args:
         source: An imported model.

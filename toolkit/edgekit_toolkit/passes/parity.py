@@ -60,8 +60,8 @@ def compare(
         reference: The outputs of the reference model, by name.
         outputs: The outputs of the candidate, by name.
         tolerance: The tolerance of float outputs, by default `Tolerance()`.
-        axes: A dict from each output whose number of rows depends on the data to the axis of the rows. Such
-            rows are compared as a set.
+        axes: The axis of the rows of each output whose number of rows depends on the data, by name. Such rows
+            are compared as a set.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):

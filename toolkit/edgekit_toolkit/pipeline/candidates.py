@@ -91,7 +91,7 @@ class CandidateSet:
         dropped: The forms that could not be built or run, with the reasons.
         wrong_rewrites: A sentence for each optimisation of the engine that is disabled for static forms.
         set_aside: The forms that were built and removed, with the reasons. Either a similar form has less
-            noise, or without samples they differ from the float model on generated inputs.
+            noise, or the form differs from the float model on generated inputs.
     """
 
     candidates: list[Candidate] = field(default_factory=list)

@@ -70,8 +70,8 @@ def compress(
     """Add compressed candidates to `candidate_set`, to meet the limits in `binding`.
 
     `drafts` are the plain forms, whose packages are used to compute the transport size of compressed models.
-    `binding` contains the limits that exclude all plain forms. `max_drop` and the results of `measure_drops`
-    are in points.
+    `binding` contains the limits that together exclude all plain forms. `max_drop` and the results of
+    `measure_drops` are in points.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

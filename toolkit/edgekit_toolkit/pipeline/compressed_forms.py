@@ -115,9 +115,9 @@ class FloatStart:
     Attributes:
         name: The difference from the whole model, for labels.
         floats: The model.
-        channels: A dict from the changed groups to their remaining channels.
-        is_distilled: Whether the weights were trained.
-        bases: A dict from labels of the arithmetic, such as `int8`, to the forms to compress.
+        channels: The remaining channels of each changed group, by its name.
+        is_distilled: Whether the weights were trained by distillation.
+        bases: The forms to compress, by a label of their arithmetic such as `int8`.
     """
 
     name: str = ""

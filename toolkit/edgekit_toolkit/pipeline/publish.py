@@ -1,4 +1,4 @@
-"""Writes the results of a run, which are a package, its evidence and its recipe, atomically."""
+"""Writes the package, the evidence and the recipe of a run atomically."""
 
 import contextlib
 import datetime
@@ -152,8 +152,8 @@ def publish_encrypted(package: Path, folder: Path, device_keys: Sequence[Path]) 
         device_keys: The paths of the public keys of the devices.
 
     Raises:
-        EncryptionError: A file is no public key of a device, or the package is already encrypted.
-        PackageError: The file is no package.
+        EncryptionError: A file is not a public key of a device, or the package is already encrypted.
+        PackageError: The file is not a package.
         OutputError: The result cannot be written.
     """
     points = [read_public_device_key(path) for path in device_keys]

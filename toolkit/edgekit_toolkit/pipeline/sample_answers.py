@@ -35,7 +35,7 @@ class SampleAnswers:
         name: The file name of the sample, or its number.
         floats, package: The decoded outputs of the float model and of the package. If decoding fails, they
             only contain the text `error`.
-        size: The width and height of the image, or None if the sample is no image.
+        size: The width and height of the image, or None if the sample is not an image.
         picture: A small copy of the image as a data URI, or an empty string.
     """
 

@@ -95,7 +95,7 @@ class Form:
     Attributes:
         kind: One of `KINDS` or `UNTIMED_KINDS`.
         plan: The kernels and ranges of `static-int8`, or None for other kinds.
-        factors: A dict from the equalized tensors to float32 factors of their channels after pruning. Empty
+        factors: The float32 factors of the channels (after pruning) of equalized tensors, by name. Empty
             without a plan.
         layers: For `int8-weights`, the first outputs of the layers with int8 weights, or None for all
             `int8_layers`. Other layers have float16 weights.
@@ -331,7 +331,7 @@ _CODES: Final = {onnx.TensorProto.INT8: "int8 weights", onnx.TensorProto.INT4: "
 
 
 def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
-    """Return a dict from the first outputs of the layers that a form changes to their storage.
+    """Return the storage of each layer that a form changes, by the first output of the layer.
 
     Raises:
         RecipeError: The form does not fit the model.

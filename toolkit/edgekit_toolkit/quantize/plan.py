@@ -37,7 +37,7 @@ class Plan:
     Attributes:
         scheme: A quantization scheme that the engine supports.
         kernels: The first outputs of the nodes that become integer kernels.
-        ranges: A dict from the activations that kernels read or write to (low, high).
+        ranges: The range (low, high) of each activation that kernels read or write, by name.
         per_channel: Whether weights have a scale for each channel. Otherwise each tensor has one scale.
         disabled_optimizers: The optimisations of onnxruntime to disable, because their results are wrong.
     """

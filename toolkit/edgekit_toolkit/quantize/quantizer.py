@@ -64,7 +64,7 @@ class Quantizer(Protocol):
         """Return why no static int8 forms can be built, or None if they can."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
-        """Return a dict from the first outputs of the layers of the float model to the layers."""
+        """Return the layers of the float model, by the first output of the layer."""
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:
         """Return the storage of each layer in a form's model, by its first output in the float model.

@@ -103,7 +103,7 @@ class OnnxQuantizer(Quantizer):
         return f"the model stays at opset {version}, {_MIN_QDQ_OPSET} is needed"
 
     def float_layers(self) -> dict[str, FloatLayer]:
-        """Return a dict from the first outputs of the nodes of the float model to their layers."""
+        """Return the nodes of the float model as layers, by the first output of the node."""
         stored = {tensor.name: tensor.ByteSize() for tensor in self._proto.graph.initializer}
         return {
             node.output[0]: FloatLayer(

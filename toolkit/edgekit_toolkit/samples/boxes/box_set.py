@@ -158,7 +158,7 @@ def read_text(path: Path) -> str:
 
 
 def number(value: Any, where: str) -> float:
-    """Return `value` as a float, or raise DataError with the location `where` if it is no finite number."""
+    """Return `value` as a float, or raise DataError with the location `where` if it is not finite."""
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError) as error:
