@@ -1,4 +1,4 @@
-"""Rules, which state the forms in which an operator can work.
+"""The layout rules of operators. A rule states the forms (see `forms`) in which an operator can work.
 
 The *work form* of a node is the order of axes of one of its tensors, the result or the first input. The forms
 of its other tensors follow from it.
@@ -99,7 +99,7 @@ def axis_last(axis: int) -> MakeRule:
 
 
 def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
-    """Return a rule that allows any form of the first input. The results lack `axes`."""
+    """Return a rule that allows any form of the first input. The results have this form without `axes`."""
     shape = graph.shape(node.inputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -121,7 +121,7 @@ def spatial(node: Node, graph: Graph) -> Rule:
 
 
 def regrouping(node: Node, graph: Graph) -> Rule:
-    """Return the rule of a reshape. It allows the input forms in which the output can have the same bytes."""
+    """Return the rule of a reshape. It allows the input forms for which no data are moved."""
     before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:

@@ -108,7 +108,7 @@ class Values:
         self._tensors.setdefault(name, {})[form] = tensor
 
     def is_held(self, name: str) -> bool:
-        """Return whether there is a tensor for the value `name` or for the root of this view."""
+        """Return whether there is a tensor for the value `name`, or for its root if it is a view."""
         view = self._views.get(name)
         return (name if view is None else view.root) in self._tensors
 

@@ -73,7 +73,7 @@ def _from_begin(step: Step, size: int) -> Tensor:
 def write_scatter_nd(step: Step) -> None:
     """Write a SCATTER_ND of the updates into zeros, and combine the result with the data.
 
-    They are combined by an ADD for the reduction `add`. For `none`, a SELECT_V2 selects the updated elements.
+    For the reduction `add`, an ADD combines them. For `none`, a SELECT_V2 selects the updated elements.
     """
     reduction = step.attribute("reduction", "none")
     if reduction not in {"none", "add"}:
@@ -107,7 +107,7 @@ def write_scatter_nd(step: Step) -> None:
 
 @writes("DepthToSpace", rule=spatial)
 def write_depth_to_space(step: Step) -> None:
-    """Write DEPTH_TO_SPACE, which has the channel order of DCR. For CRD, channels are reordered first."""
+    """Write DEPTH_TO_SPACE, which has the channel order of mode DCR. For CRD, reorder the channels first."""
     block, tensor = step.attribute("blocksize"), step.read(0)
     if step.attribute("mode", "DCR") == "CRD":
         channels = tensor.shape[-1]

@@ -1,4 +1,4 @@
-"""Resizing of images with TFLite's operators if they match, and with gathers otherwise."""
+"""Resizing of images with TFLite's operators if they give the same result, and with gathers otherwise."""
 
 from dataclasses import dataclass
 

@@ -53,9 +53,9 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with padding that does not change the maximum of any window.
 
-    The padding is zero if no element is negative. Otherwise elements are mirrored, if each window with a copy
-    also contains the original. In the remaining cases, it is the lowest float, which spoils a later
-    quantization.
+    Zeros are used if no element is negative. Mirrored elements are used if each window with a copy also
+    contains the original. In the remaining cases, the lowest float is used, which makes a later quantization
+    useless.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
@@ -69,7 +69,7 @@ def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
 
 
 def is_never_negative(graph: Graph, name: str) -> bool:
-    """Return whether it is certain from the nodes that compute `name` that no element is negative."""
+    """Return whether the nodes that compute the tensor `name` ensure that no element is negative."""
     while (node := graph.producers.get(name)) is not None:
         if node.activation in {"RELU", "RELU6"} or node.op_type in {
             "Relu",
