@@ -24,7 +24,7 @@ from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.options.rollout import CanaryOptions
 from edgekit_runtime.sessions import local_results
 from edgekit_runtime.sessions.local_results import is_opening_kept, keep_opening
-from edgekit_runtime.slots import Slots
+from edgekit_runtime.slots import MAX_BEGUN, Slots
 
 THIRD = BackendChoice("third", "model.onnx", {})
 ABORTING = """
@@ -182,7 +182,7 @@ def test_engine_that_hangs_is_answered_by_503_and_rejects_the_version_at_the_thi
     slots.install(write(maker, tmp_path, "1.0.0", backend=THIRD))
     config = make_config(tmp_path, models={"linear": ModelOptions(load_timeout_s=0.2)})
     with running(config, InstalledModels(slots), tries_in_child=True) as service:
-        for begun in range(2, slots.max_begun + 1):
+        for begun in range(2, MAX_BEGUN + 1):
             reply = load(service, "linear")
             assert (reply.status, "not opened and tested within 0.2 s" in str(reply.json)) == (503, True)
             state = slots.load("linear").state
@@ -203,7 +203,7 @@ def test_proven_version_whose_engine_hangs_at_each_opening_is_rejected_and_the_o
         slots.confirm("linear", version)
     config = make_config(tmp_path, models={"linear": ModelOptions(load_timeout_s=0.2)})
     with running(config, InstalledModels(slots), tries_in_child=True) as service:
-        for _ in range(slots.max_begun - 2):  # the service has tried once by itself
+        for _ in range(MAX_BEGUN - 2):  # the service has tried once by itself
             assert load(service, "linear").status == 503
             assert slots.load("linear").state.rejected == ()
         assert load(service, "linear").status == 200

@@ -75,7 +75,6 @@ class Slots:
         folder: The folder that `find_state_folder` returns. It may be missing.
         trust: The keys whose packages are accepted.
         target: The target of this device, or None. Packages for other targets are refused.
-        max_begun: The number of starts without a confirmation after which a version is rejected.
         disk: The functions that change files, see `Disk`.
     """
 
@@ -173,7 +172,7 @@ class Slots:
     ) -> Choice:
         """Choose a version like `choose`. If it is unproven, count this start on the disk first.
 
-        A version that was started `max_begun` times without a confirmation is rejected, so that a crash loop
+        A version that was started `MAX_BEGUN` times without a confirmation is rejected, so that a crash loop
         ends at the previous version. If the count cannot be written, healthy versions are preferred, because
         an unproven version could crash forever.
 

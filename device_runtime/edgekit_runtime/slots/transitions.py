@@ -75,7 +75,7 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
 
 
 def give_up(state: ModelState, counted: Collection[str] = ()) -> ModelState:
-    """Return the state in which all unproven versions with `max_begun` starts are rejected.
+    """Return the state in which all unproven versions with `MAX_BEGUN` starts are rejected.
 
     `counted` contains the manifest digests of versions whose current start may still be confirmed. They are
     not rejected.
