@@ -141,7 +141,7 @@ def check_channels(channels: Channels) -> None:
 def compose_channels(first: Channels, second: Channels) -> dict[str, tuple[int, ...]]:
     """Return the channels of the original model that remain after slicing it by `first` and then by `second`.
 
-    `second` has channel indices of the sliced model.
+    `second` uses the channel indices of the model that was sliced by `first`.
     """
     composed = dict(first)
     for name, indices in second.items():

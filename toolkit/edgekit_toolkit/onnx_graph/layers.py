@@ -57,7 +57,7 @@ class Layer:
 
     @property
     def columns(self) -> int:
-        """The number of input values of each output value."""
+        """The number of input values that each output value depends on."""
         return math.prod(self.shape) // self.channels
 
     def to_rows(self, weight: NDArray[Any]) -> Floats:

@@ -29,7 +29,7 @@ Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
 def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
-    """Return the name and the forms of each pass, in order. The first form is the full one.
+    """Return the name and the alternative forms of each pass, in order. Later forms make fewer changes.
 
     `batch` is the batch size to fix, or None to keep the batch.
     """

@@ -47,7 +47,7 @@ def state_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with operator set 17 or later, which quantization per channel needs.
+    """Return a copy of `model` with operator set 17, or with its own operator set if that is later.
 
     Raises:
         Exception: The converter does not support an operator. Its exceptions have no common base class.

@@ -47,12 +47,12 @@ class PassResult:
 
     Attributes:
         applied: Whether a form of the pass was applied.
-        reason: Why the full form was not applied, or an empty string.
+        reason: Why form 0 was not applied, or an empty string.
         max_error: The largest absolute difference of an output from the source model, or None if the outputs
             were not compared.
         bytes_before, bytes_after: The size of the model. They are equal if the pass was not applied.
         nodes_before, nodes_after: The number of nodes, including nodes inside control flow.
-        form: The index of the last form that was tried. Form 0 is the full form.
+        form: The index of the last form that was tried, see `chain`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Builds compressed candidates if no plain form meets all limits.
+"""Builds compressed candidates if no other candidate meets all limits.
 
 A compressed form has the ranges and kernels of the best static int8 form, or else int8 weights only. Its
 weights are rounded by second moments, see `compressed_forms`. They have 8 bits, or fewer if the limit on
