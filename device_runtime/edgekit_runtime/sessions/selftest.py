@@ -29,8 +29,8 @@ class OutputCheck:
         name: The name of the output, `STAGE/NAME` for a stage of a pipeline, or `answer` for the check that
             the task can decode the outputs.
         passed: Whether enough values are within the tolerance.
-        wrong_count: The number of values outside the tolerance, or the number of rows without a counterpart
-            if the number of rows depends on the data. None if the output is missing or has another dtype or
+        wrong_count: The number of values outside the tolerance. If the number of rows depends on the data,
+            the number of rows without a counterpart. None if the output is missing or has another dtype or
             shape.
         max_abs_error: The largest difference of two finite values, or None if `wrong_count` is None.
         message: A sentence that states what was compared and how large the difference is.
@@ -116,7 +116,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return the answerer of a package, or None if the package has no preprocessing, task or labels."""
+    """Return the answerer of a package, or None if it has neither preprocessing nor task nor labels."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need

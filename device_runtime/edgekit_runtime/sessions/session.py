@@ -18,8 +18,8 @@ class Session(Protocol):
         outputs: The specifications of the outputs of `run`.
 
     A session may have more attributes. `has_fixed_work` is True if the duration of a run does not depend on
-    the values of its inputs. Otherwise, the service never makes batches or runs the model on its event loop.
-    See `OrtSession` for `is_concurrent`, `share`, `trim` and `cancel_runs`.
+    the values of its inputs. Otherwise, the service does not batch requests, and does not run the model on
+    its event loop. See `OrtSession` for `is_concurrent`, `share`, `trim` and `cancel_runs`.
     """
 
     @property

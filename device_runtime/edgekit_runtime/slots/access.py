@@ -83,7 +83,7 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 
 @contextlib.contextmanager
 def hold_for_service(folder: Path) -> Iterator[None]:
-    """Lock a state folder during the `with` block, so that only one service records starts and verdicts.
+    """Lock a state folder during the `with` block, so that only one service records starts and results.
 
     The folder is created if missing. Installations use other locks and are not blocked. If the file system
     has no locks, a warning is logged.

@@ -77,8 +77,8 @@ def open_first(
 ) -> Choice:
     """Open and return the first candidate whose package is intact. Nothing is recorded.
 
-    `candidates` are sorted, best first. `problem` is an error of the state file to mention in the choice, or
-    None.
+    `candidates` are sorted, best first. If the state file has an error, `problem` describes it for
+    `Choice.why`.
 
     Raises:
         NothingToOpenError: No package is intact.
@@ -113,7 +113,7 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     Args:
         folder: The folder of the model.
-        decide: Returns the new state and the candidates, best first, for the current state.
+        decide: Takes the current state. Returns the new state and the candidates, best first.
         counted: The manifest digests of versions whose start was already counted.
 
     Raises:

@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The result of an installation. `active` is True if the version is now current, and `state` is new."""
+    """The result of an installation, with the new `state`. `active` is True if the version is now current."""
 
     model: str
     version: str
@@ -191,7 +191,7 @@ class Slots:
         return begin(self._find(model), decide, counted)
 
     def undo_start(self, model: str, version: str) -> None:
-        """Undo the count of a start that ended for a reason outside the version."""
+        """Undo the count of a start that ended for a reason unrelated to the version."""
         self._change(model, lambda state: transitions.undo_start(state, version))
 
     def confirm(self, model: str, version: str) -> None:

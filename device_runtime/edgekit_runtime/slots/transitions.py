@@ -160,7 +160,8 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
 
     Raises:
         SlotError: Another factory package is installed, the version was rejected, or it is known with another
-            digest. Also raised if `new` is the first unencrypted package and `allowed.plain` is False.
+            digest. Also raised if `new` is not encrypted, an installed package is, and `allowed.plain` is
+            False.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)
@@ -182,9 +183,9 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     The other slot keeps a healthy version or, without one, an unproven version.
 
     Raises:
-        SlotError: The version is known with another digest. Also raised without permission if another version
-            is pinned, if `new` was rejected or is older than the current version, or if `new` is not
-            encrypted and an installed package is.
+        SlotError: The version is known with another digest. Unless `allowed` permits it, also raised if
+            another version is pinned, if `new` was rejected or is older than the current version, or if `new`
+            is not encrypted and an installed package is.
     """
     _check_content(state, new)
     _check_allowed(state, new, allowed)

@@ -1,10 +1,10 @@
 """Confidence sequences for a mean and for a quantile, which can be evaluated after every observation.
 
 If an ordinary 99 % interval is computed after every request, it almost surely misses the true value at some
-time. For a confidence sequence, the probability that the true value is *ever* outside is at most `alpha`, so
-a decision can be made at any time. All functions use one martingale for a mean `p`. It is the likelihood of
-the observations averaged over all means (with a Beta(1/2, 1/2) prior), divided by the likelihood under `p`.
-By Ville's inequality, the probability that it ever reaches 1 / alpha is at most alpha.
+time. For a confidence sequence, the probability that the true value is *ever* outside the interval is at most
+`alpha`, so a decision can be made at any time. All functions use one martingale for a mean `p`. It is the
+likelihood of the observations averaged over all means (with a Beta(1/2, 1/2) prior), divided by the
+likelihood under `p`. By Ville's inequality, the probability that it ever reaches 1 / alpha is at most alpha.
 
 The observations must be independent given the past, and their mean or distribution must be constant.
 
@@ -104,7 +104,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def share_is_above(total: float, count: int, share: float, alpha: float) -> bool | None:
-    """Return whether the mean is above `share`, or None if the observations do not show it.
+    """Return whether the mean is above `share`, or None if this is not yet known.
 
     Args:
         total: The sum of the observations, see `log_evidence`.
@@ -148,7 +148,7 @@ class LogHistogram:
         return self._bounds(low)[0] if low else 0.0, self._bounds(high + 1)[1]
 
     def quantile(self, quantile: float) -> float | None:
-        """Return a quantile (0..1) of the values with an accuracy of 1 %, or None without values."""
+        """Return a quantile (0..1) of the values with an accuracy of about 1 %, or None without values."""
         if not self.count:
             return None
         low, high = self._bounds(max(1, math.ceil(quantile * self.count)))

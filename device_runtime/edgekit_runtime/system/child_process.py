@@ -49,7 +49,7 @@ def child_environment() -> dict[str, str]:
 
 
 def describe_end(exit_code: int) -> str:
-    """Return how a process ended, such as `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
+    """Return how a process ended, such as `with exit code 3` or `by SIGSEGV`, for messages.
 
     Args:
         exit_code: The exit code, or the negative number of a signal.
@@ -235,7 +235,7 @@ class ChildProcess:
         return "" if self._errors is None else _find_last_line(self._errors)
 
     def explain_end(self) -> str:
-        """Return how the process ended, to follow the word 'ended', such as `by SIGSEGV: out of memory`."""
+        """Return how the child ended and its last line, such as `by SIGSEGV: out of memory`, for messages."""
         code = self._process.poll()
         how = "for an unknown reason" if code is None else describe_end(code)
         return f"{how}: {self.last_line or 'it printed no message'}"

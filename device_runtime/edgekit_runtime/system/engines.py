@@ -193,7 +193,7 @@ def parse_engine(release: str) -> Engine:
     """Return the engine of a release such as `onnxruntime 1.24.4`. The version is ignored.
 
     Raises:
-        EngineMissingError: The release is of no registered engine.
+        EngineMissingError: The release does not belong to a registered engine.
     """
     package = release.partition(" ")[0]
     for engine in ENGINES.values():

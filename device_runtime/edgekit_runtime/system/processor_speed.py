@@ -98,8 +98,7 @@ def time_fixed_work() -> float:
 def begin_anywhere(draws: random.Random, share: float) -> None:
     """Work for a random time, so that later work begins at a random point of the time slice.
 
-    Otherwise, work shorter than a slice would never be interrupted, and would seem as fast as without a
-    quota.
+    Without this, work shorter than a time slice is never interrupted, and seems as fast as without a quota.
 
     `share` is the share of a processor that a quota allows. If it is 1, nothing happens.
     """

@@ -1,7 +1,7 @@
-"""Detects errors that mean that the machine lacks descriptors or memory.
+"""Detects errors of a machine that lacks descriptors or memory.
 
-They say nothing about the data. A full disk does not count, because reading needs no space, and a write that
-fails raises `OutputError`.
+Such errors do not mean that the data are wrong. A full disk does not count, because reading needs no space,
+and a write that fails raises `OutputError`.
 """
 
 import errno

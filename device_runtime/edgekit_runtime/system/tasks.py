@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tasks:
-    """Running tasks."""
+    """A set of running tasks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

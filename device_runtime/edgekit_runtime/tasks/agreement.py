@@ -1,7 +1,7 @@
 """Measures how well two answers to the same picture or sound agree, for a canary or shadow of a pipeline.
 
-For example, the agreement of [car, person] and [car, dog] with the same boxes is 0.5, because one of two
-pairs has equal labels.
+For example, the agreement of [car, person] and [car, dog] with the same boxes is 0.5, because the labels of
+one of the two pairs are equal.
 """
 
 from typing import Any, Final

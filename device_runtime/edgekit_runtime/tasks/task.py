@@ -109,7 +109,7 @@ def load_tasks() -> Mapping[str, Task]:
 
 
 def read_task(choice: TaskChoice, error: type[DataError | PackageError] = PackageError) -> tuple[Task, Any]:
-    """Return the task that a manifest or a command names, and its options as a `Task.options`.
+    """Return the task that a manifest or command names, and its options as an instance of `Task.options`.
 
     Raises:
         error: The task is unknown, or an option is unknown or out of range.

@@ -1,8 +1,8 @@
 """Chooses the rounding steps of a model's weights, and computes the size of the codes. Pure.
 
 One number, the strength, determines the steps of all layers. If the n weights of a layer are rounded with the
-step d, they take about -n log2(d) bits and add the noise c d^2 to the output. The best steps have the same c
-d^2 / n in every layer, so d = strength x sqrt(n / c). One more bit then reduces the noise equally in every
+step d, they take about -n log2(d) bits and add the noise c d^2 to the output. With the best steps, c d^2 / n
+is equal in all layers, so d = strength x sqrt(n / c). One more bit then reduces the noise equally in every
 layer. The size is the entropy of the codes.
 
 Source: T. Cover and J. Thomas, Elements of Information Theory, 2006, section 10.3.3 (reverse water-filling).

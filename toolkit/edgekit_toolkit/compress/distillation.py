@@ -2,9 +2,9 @@
 
 One ONNX graph computes the outputs of the student, and the gradients of its error for all weights and biases
 (`onnx_graph.adjoint`). onnxruntime runs the graph, and this module updates the weights with Adam. The error
-is the power of the differences of the outputs, divided by the variance of the float model's outputs over the
-samples. For a softmax, the logits are compared, after their mean in each sample is subtracted, because a
-softmax does not depend on this mean.
+is the power of the output differences, divided by the variance of the float model's outputs over the samples.
+For a softmax, the logits are compared, after their mean in each sample is subtracted, because a softmax does
+not depend on this mean.
 
 The inputs are samples and mixtures of two samples, which reduce overfitting to few samples. Some of the
 samples are held back. They decide when training stops and whether its result is used, because training can

@@ -70,13 +70,13 @@ class Moments:
         return cls(own, cross, mean, float_mean, columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
-        """Return the moments for some columns of the compressed network, with positions from 0 to J - 1."""
+        """Return the moments for the compressed network's columns at these positions (0 to J - 1)."""
         own = self.own[:, columns[:, None], columns]
         mean = self.mean[:, columns]
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])
 
     def fit(self, rows: Floats) -> Floats:
-        """Return the weights [G, R, J] with which the compressed network best keeps the layer's outputs.
+        """Return the weights [G, R, J] with which the compressed network best reproduces the layer's outputs.
 
         This is a least-squares fit. `rows` are the weights of the float network, [G, R, K], with G groups, R
         output channels in each group and K inputs of each channel.

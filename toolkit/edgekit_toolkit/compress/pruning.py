@@ -1,4 +1,4 @@
-"""Removes the channels with the least error for each saved multiply-add, and refits the layers behind.
+"""Removes the channels with the least error for each saved multiply-add, and refits the next layers.
 
 The channels of a group are removed in the order of the error that they cause in the layers that read them.
 The rows of these layers adapt after each removal (block OBS): if H is the second moment of the patches,

@@ -1,4 +1,4 @@
-"""Rounds the weights of a model layer by layer, for the inputs that the rounded layers compute."""
+"""Rounds the weights of a model layer by layer. Each layer is fitted to inputs from the rounded layers."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

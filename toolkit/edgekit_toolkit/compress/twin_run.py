@@ -1,7 +1,7 @@
 """Runs a float model and its compressed copy layer by layer on the same samples.
 
-Each layer can so be compressed for its actual inputs, and no node runs twice. Between two layers, only the
-nodes that the next layer needs are run. Tensors that are no longer needed are freed.
+This makes it possible to compress each layer for its actual inputs, and no node runs twice. Between two
+layers, only the nodes that the next layer needs are run. Tensors that are no longer needed are freed.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -38,7 +38,7 @@ class MemoryEstimate:
     """The parts of the peak resident memory of a process, in bytes.
 
     Attributes:
-        engine_bytes: The interpreter and the engine without a model, from `estimate_peak_memory`.
+        engine_bytes: The interpreter and the engine without a model, as stated by the caller.
         weights_bytes: The constants as the engine stores them.
         structure_bytes: The graph, kernels and plans of the session.
         code_bytes: The code of the engine that is loaded only when a model first runs.

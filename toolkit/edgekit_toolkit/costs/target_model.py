@@ -1,4 +1,4 @@
-"""Models the latency and energy of a network on a target, for early choices. It replaces no measurement.
+"""Models the latency and energy of a network on a target. This does not replace measurements.
 
 The time of a kernel is a fixed overhead plus the longer of its arithmetic and its memory traffic. Kernels run
 one after another. Caches, overlap and thermal throttling are not modelled, so results have an uncertainty.

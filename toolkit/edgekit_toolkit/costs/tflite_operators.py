@@ -1,7 +1,7 @@
 """Computes the work of each operator of a `.tflite` model: arithmetic and memory traffic.
 
-This is the counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK fuses are counted separately. A
-free batch counts as one, which is the size that the file first allocates.
+This is the counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK fuses are counted separately.
+The sizes are those that the file first allocates, so a free batch counts as one.
 """
 
 import math

@@ -92,8 +92,8 @@ class EngineSupport:
         competes: Whether other engines are measured too if this is the preferred engine of the target.
         shares_cores: Whether the engine uses several threads by default.
         slows_exact_products: Whether exact 8-bit products are slow on x86 processors without VNNI.
-        cheap_row_macs: The maximum multiply-adds of models that get all golden rows, which run in half the
-            time of opening such a model. Larger models get only the first row. None for the first row only.
+        cheap_row_macs: The maximum multiply-adds of models that get all golden rows, because these run in
+            half the time of opening the model. Larger models get only the first row. If None, all models do.
         check: Takes a model, and inputs that set the free dimensions other than the batch. Returns the
             verdict of the engine's own parser. None if there is no such check.
         notes: The warnings about the figures of all packages for this engine.

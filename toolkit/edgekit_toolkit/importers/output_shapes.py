@@ -43,7 +43,7 @@ def infer_outputs(model: onnx.ModelProto) -> list[str]:
 
 
 def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Run the model, and make each axis free whose size differs from the stated size, in place.
+    """Run the model. If an axis of an output does not have the stated size, make the axis free in place.
 
     `names` are the outputs to correct. The engine must be able to load the model.
     """

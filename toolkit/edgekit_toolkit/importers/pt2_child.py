@@ -1,4 +1,4 @@
-"""Exports a PyTorch program to ONNX. `pt2` runs this as a child process, so only that imports torch.
+"""Exports a PyTorch program to ONNX. `pt2` runs this as a child process, which alone imports torch.
 
     python -m edgekit_toolkit.importers.pt2_child PROGRAM.pt2 MODEL.onnx
 

@@ -68,7 +68,7 @@ class EngineKey:
 
     @property
     def machine_digest(self) -> str:
-        """The SHA-256 of the fields other than the model's. It names the timing cache, which models share."""
+        """The SHA-256 of the fields that describe the machine. It names the timing cache of the machine."""
         fields = asdict(self)
         return _digest(
             {name: fields[name] for name in ("tensorrt", "gpu", "compute_capability", "power_mode")}
@@ -167,7 +167,7 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Lock the entry of `key` during the `with` block. The lock does not survive a crash.
+        """Lock the entry of `key` during the `with` block. A crash releases the lock.
 
         If the cache is not writable, there is no lock. Set `stop` to cancel the wait for the lock.
 

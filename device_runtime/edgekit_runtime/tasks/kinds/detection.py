@@ -2,7 +2,7 @@
 
 `LAYOUTS` describes the arrangements of boxes in outputs. The decoder has three steps:
 
-    1. `read_boxes` returns the boxes that have min_score, in pixels of the input.
+    1. `read_boxes` returns the boxes with at least `min_score`, in pixels of the input.
     2. `choose_best` removes overlapping boxes (non-maximum suppression).
     3. `Placement.to_picture` converts the boxes to pixels of the picture.
 """

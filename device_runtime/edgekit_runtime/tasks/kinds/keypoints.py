@@ -27,9 +27,9 @@ class KeypointOptions:
     """Options of `keypoints`.
 
     Attributes:
-        output: The output. Empty for the first output.
-        form: `coordinates` for [N, points, values] or the same flat, `heatmaps` for one map for each point,
-            or `poses` for [N, 5 + points x values, A] or transposed, as YOLOv8-pose. In `poses`, each of A
+        output: The name of the output. Empty for the first output.
+        form: `coordinates` for [N, points, values], also flattened, `heatmaps` for one map for each point, or
+            `poses` for [N, 5 + points x values, A] or transposed, as YOLOv8-pose. In `poses`, each of A
             candidates has the centre and size of its box, a score and the points.
         row: The order of the values of a point: x, y, z, s for a score, - for a value to ignore. Examples are
             `yxs` with the unit `shares` for MoveNet, and `xyz` for a face mesh.

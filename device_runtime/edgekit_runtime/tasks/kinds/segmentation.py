@@ -30,7 +30,7 @@ class SegmentationOptions:
     """Options of `segmentation`.
 
     Attributes:
-        output: The output. Empty for the first output.
+        output: The name of the output. Empty for the first output.
         layout: The order of the output's axes. With several classes, the largest value wins.
         scores: The meaning of the values of a single class: `probabilities`, or logits for a `sigmoid`.
         threshold: The minimum score of a pixel in a single class.

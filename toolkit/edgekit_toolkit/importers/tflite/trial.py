@@ -1,4 +1,4 @@
-"""Runs a `.tflite` model once in a child process, so that a crash of the engine does not end this one.
+"""Runs a `.tflite` model once in a child process, so that a crash of the engine ends only the child.
 
 The run also shows the shapes of the outputs. If an operator computes a shape, the shape is not known before a
 run, and converters often state 1.
@@ -31,7 +31,7 @@ class MadeOutput(TypedDict):
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
-    """Run the model with LiteRT in a child process, and return the outputs with unexpected shapes.
+    """Run the model with LiteRT in a child process, and return the outputs with other shapes than stated.
 
     `max_memory_bytes` limits the address space of the process. It is killed after `time_limit_s`.
 
