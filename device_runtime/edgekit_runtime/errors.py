@@ -30,7 +30,7 @@ class BudgetError(EdgekitError):
 
     Attributes:
         binding: names of the limits that cannot be met.
-        closest: id of the candidate that exceeds its limits least, or None.
+        closest: id of the candidate that comes closest to the limits, or None.
         needed: what would have to change, or None if unknown.
         report: path of the report as JSON, or None if no report was written.
     """

@@ -1,4 +1,4 @@
-"""Compression of HTTP bodies: zstd for both directions, gzip and deflate only to read.
+"""Compression of HTTP bodies with zstd, and decompression of zstd, gzip and deflate.
 
 Received data may be hostile. The decompressed size is checked before memory is allocated, and a body must
 consist of complete frames (or gzip members) without trailing bytes.
@@ -74,7 +74,7 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
     Args:
         data: the whole body.
         coding: `zstd`, `gzip` or `deflate`, in lower case.
-        max_bytes: maximum size of the content, and of the memory for it, whatever size the body states.
+        max_bytes: maximum size of the content. No more memory is used, even if the body states a larger size.
 
     Raises:
         RequestError: the body is malformed, cut off, of another size than it states, or followed by other

@@ -1,4 +1,4 @@
-"""Decodes bytes that are mostly small, at nearly their entropy, with adaptive tables and interleaved rANS.
+"""Decodes entropy-coded bytes that are mostly small, by interleaved rANS with adaptive tables.
 
 A lane is one decoder with a state x between 2^16 and 2^32. The low 14 bits of x are called the slot. Each
 symbol owns the slots c to c + f - 1, where f is the frequency of the symbol, and c is the sum of the
@@ -13,9 +13,9 @@ becomes 0x8005ABCD. All lanes do this at the same time, with numpy. If several l
 order.
 
 Each lane decodes its own part of a chunk. There are 16 tables of frequencies. The mean of the preceding bytes
-selects the table, and the means of successive tables grow by a factor of 1.4. The tables begin with geometric
-distributions, count the decoded bytes, and are rebuilt whenever the number of decoded bytes has grown by an
-eighth. All arithmetic is in integers, so every machine decodes the same bytes.
+selects the table, and the means of successive tables grow by a factor of 1.4. Each table begins with a
+geometric distribution. The decoder counts the decoded bytes, and rebuilds the tables whenever their number
+has grown by an eighth. All arithmetic is in integers, so every machine decodes the same bytes.
 
 Source: Duda, "Asymmetric numeral systems" (arXiv:1311.2540); docs/reference/fleet-deltas.md.
 """
@@ -46,15 +46,15 @@ _INPUT_BYTES: Final = 64 << 10
 
 
 def count_lanes(total: int) -> int:
-    """Return the number of lanes for `total` symbols, 4 to 512. Each lane saves time and costs 4 bytes."""
+    """Return the number of lanes for `total` symbols, 4 to 512. Each lane saves time but adds 4 bytes."""
     lanes = 1 << max(0, (total // _SYMBOLS_PER_LANE).bit_length() - 1)
     return min(_MAX_LANES, max(_MIN_LANES, lanes))
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Yield the number of symbols and the slices of the steps for each chunk of `total` symbols.
+    """Split `total` symbols into chunks. Yield the number of symbols and the steps of each chunk.
 
-    In a step, each lane decodes one symbol. The tables are rebuilt after each slice.
+    In a step, each lane decodes one symbol. The tables are rebuilt after each slice of steps.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -110,7 +110,7 @@ _PRIOR: Final = np.array([_list_prior(level, mean) for level, mean in enumerate(
 
 
 class Levels:
-    """The level of each lane, 0 to 15. It rises with the mean of about the last 16 symbols of the lane."""
+    """The level of each lane, 0 to 15. It depends on the mean of about the last 16 symbols of the lane."""
 
     def __init__(self, lanes: int) -> None:
         self._sums = np.full(lanes, FIRST_SUM, np.int64)

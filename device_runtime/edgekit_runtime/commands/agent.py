@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def renew_certificate(config: Path, is_refused: bool, stated_s: float) -> "Renewal":
     """Fetch and store a new certificate if a renewal is due.
 
-    `is_refused` says that the broker refuses this device. A renewal is then always due. For `stated_s` see
+    If the broker refuses this device (`is_refused`), a renewal is always due. For `stated_s` see
     `TrustedTime`.
     """
     from edgekit_runtime.agent.link_watch import Renewal

@@ -84,7 +84,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count the result of `pick_inputs`, which is overwritten, and some values of the outputs."""
+        """Count `picked`, the result of `pick_inputs`, and some values of the outputs. Overwrite `picked`."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -106,8 +106,8 @@ class Drift:
     def to_json(self) -> dict[str, JsonValue]:
         """Return the statistics as JSON, without the tensors that do not fit into `MAX_DOCUMENT_BYTES`.
 
-        The keys are `looked_at`, `looks` and `not_finite`, and `inputs` and `outputs`, which map names to
-        sketches.
+        The keys are `looked_at`, `looks`, `not_finite`, `inputs` and `outputs`. The last two are dicts from
+        name to sketch.
         """
         inputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._inputs.items()}
         outputs: dict[str, JsonValue] = {name: sketch.to_json() for name, sketch in self._classes.items()}

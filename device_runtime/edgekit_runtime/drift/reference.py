@@ -60,8 +60,8 @@ class ClassReference(Record):
     Attributes:
         is_probabilities: True if the outputs are probabilities, False if they are logits.
         confidence: share of the outputs in each of `CONFIDENCES` equal bins of the best class's probability.
-        classes: share of the outputs for each best class. Classes with the same number modulo `CLASSES` share
-            a value.
+        classes: share of the outputs in which each class is the best. Classes with the same number modulo
+            `CLASSES` share a value.
 
     Raises:
         ManifestError: a field has the wrong type or value.

@@ -69,7 +69,7 @@ class ValueSketch:
     Attributes:
         bins: number of values below the bins of the reference, in each of these bins, and above them. It is
             empty without a reference.
-        not_finite: number of tensors with NaN or infinity. Such values are not counted elsewhere.
+        not_finite: number of tensors with NaN or infinity. These values are not in the other statistics.
     """
 
     reference: ValueReference | None = None
@@ -114,8 +114,8 @@ class ValueSketch:
     def to_json(self) -> dict[str, JsonValue]:
         """Return `count`, `mean`, `std`, `low`, `high` and `not_finite`.
 
-        With a reference, the result also has `bins`, `outside` (the share of the values outside its range)
-        and `psi`, see `find_distance`. The last two are None if there are no values.
+        With a reference, the result also has `bins`, `outside` and `psi`. `outside` is the share of values
+        outside the reference's range. For `psi` see `find_distance`. Both are None if there are no values.
         """
         moments = self.moments
         stated: dict[str, JsonValue] = {
@@ -146,8 +146,8 @@ class ClassSketch:
         count: number of classes.
         is_probabilities: whether the outputs are probabilities, or None if this is not known yet.
         confidence: number of outputs in each of `CONFIDENCES` equal bins of the best class's probability.
-        classes: number of outputs for each best class. Classes with the same number modulo `CLASSES` share a
-            value.
+        classes: number of outputs in which each class is the best. Classes with the same number modulo
+            `CLASSES` share a value.
         entropy: moments of the entropy of the outputs, divided by the largest possible entropy. A uniform
             output has the value 1.
     """
@@ -224,7 +224,7 @@ def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | N
     """Return the population stability index of counts compared with the shares of a reference.
 
     The index is 0 if the distributions are equal. As a rule of thumb, 0.1 is a moderate and 0.25 a
-    significant change. For n counts in b bins, chance alone gives about (b - 1) / n. The result is None
+    significant change. Chance alone gives about (b - 1) / n for n counts in b bins. The result is None
     without counts.
 
     Source: B. Yurdakul, Statistical properties of population stability index (2018), sections 1 and 3.

@@ -163,7 +163,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_head(file: BinaryIO, where: str) -> Header:
-    """Return the header at the start of `file`, which is then at its first chunk. See `read_header`."""
+    """Return the header of `file`, and leave `file` at the first chunk. For errors see `read_header`."""
     start = file.read(len(MAGIC) + _LENGTH.size)
     if len(start) < len(MAGIC) + _LENGTH.size or not start.startswith(MAGIC):
         raise EncryptionError(f"{where}: is no encrypted file")
@@ -247,7 +247,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, which is at its first chunk, see `decrypt_chunks`."""
+    """Yield the plaintext of `file`, from its position at the first chunk. See `decrypt_chunks`."""
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)
@@ -284,7 +284,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 def fill_memory(
     file: BinaryIO, header: Header, content_key: ContentKey, where: str, *, max_bytes: int = MAX_PLAIN_BYTES
 ) -> int:
-    """Decrypt `file`, which is at its first chunk, and return a descriptor, see `decrypt_to_memory`."""
+    """Decrypt `file` from its position at the first chunk. The rest is as in `decrypt_to_memory`."""
     if header.plain_bytes > max_bytes:
         raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
     # Who made the file is verified afterwards: it must not fill the memory before. An engine needs as much.

@@ -1,8 +1,8 @@
-"""The key in the kernel's keyring that encrypts the device's key. The boot of the device loads it.
+"""A key in the kernel's keyring that encrypts the device's key. It is loaded when the device boots.
 
 The key has the type `user`, 32 bytes and the name `edgekit:device`. It must be in a keyring of this process
-or of its user. A restart empties the keyrings. The owner decides from where the boot loads the key again,
-such as an initramfs or a network. The security of this holder depends on that choice.
+or of its user. A restart empties the keyrings. The owner decides how the key is loaded again, for example
+from an initramfs or a network. The security of this holder depends on that choice.
 
 Source: keyctl(2), request_key(2), keyrings(7).
 """

@@ -4,9 +4,9 @@ The choice takes microseconds and uses no clock, numpy or I/O. `link_estimate` e
 
 Example: at 8 Mbit/s, `local` takes 50 ms and `cut2-int8` takes 40 ms, so `cut2-int8` runs. Then the bandwidth
 falls to 5 Mbit/s, and `cut2-int8` takes 52 ms. `local` is now better by 4 %, but a switch requires 10 %, so
-`cut2-int8` stays. While `local` stays better, the required gain shrinks: 5 % after four decisions, 3.5 %
-after six, and then `local` runs. It would run at once if `cut2-int8` exceeded the latency limit, or if the
-server reported a high load.
+`cut2-int8` remains in use. While `local` is better, the required gain shrinks to 5 % after four decisions and
+3.5 % after six, and then `local` runs. It would run at once if `cut2-int8` exceeded the latency limit, or if
+the server reported a high load.
 """
 
 import math

@@ -36,8 +36,8 @@ class LinkState:
         up_bits_per_s, down_bits_per_s: bandwidth of a large TCP transfer to and from the server, or 0 if the
             link is down.
         rtt_s: round trip time of a small message.
-        window_bytes: bytes that TCP may send before the first acknowledgement, more on a connection in use
-            than on a new one.
+        window_bytes: number of bytes that TCP may send before the first acknowledgement. It is larger on a
+            connection in use than on a new connection.
     """
 
     up_bits_per_s: float
@@ -85,8 +85,8 @@ def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
 def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
     """Return the time per request of the slowest stage (device, link or server), in seconds.
 
-    This time determines the throughput. Requests overlap, so round trips do not count. The link carries only
-    one direction at a time, as radio does.
+    This time determines the throughput. Requests overlap, so round trips do not count. As with radio, the
+    link cannot send and receive at the same time.
     """
     costs, link = _sent_costs(plan, conditions), conditions.link
     device_s = costs.device_s * conditions.device_slowdown
@@ -114,10 +114,9 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
 def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float) -> float:
     """Return the server time that must be reserved for a request, in seconds.
 
-    It includes idle time of the server, which keeps waits short. If a device sends r requests per second, and
-    99 % of them must end within `limit_s`, one server can serve 1 / (r * result) devices. The result is
-    infinity if the limit cannot be met. The current wait on the server is ignored, because it depends on the
-    number of devices.
+    It includes the idle time that the server needs so that requests wait only briefly. If a device sends r
+    requests per second, and 99 % of them must end within `limit_s`, one server can serve 1 / (r * result)
+    devices. The result is infinity if the limit cannot be met. The current wait on the server is ignored.
     """
     alone = replace(plan, escalation=None)  # the requests of a cascade that go to the server
     share = _share(plan)
@@ -217,15 +216,15 @@ def send_plain(plan: OffloadPlan) -> OffloadPlan:
 
 
 def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
-    """Return the plan for its next request, without compression unless that saves time."""
+    """Return the plan unchanged if its compression saves time, otherwise without compression."""
     return plan if compression_pays(plan, conditions) else send_plain(plan)
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
     """Return the time to transfer a body over TCP, in seconds.
 
-    TCP sends a window, waits a round trip for the acknowledgement, and doubles the window until it fills the
-    link. From then on only the bandwidth matters. The half round trip of the last byte is not included.
+    TCP sends a window of data, waits one round trip for the acknowledgement, and doubles the window. Once the
+    window fills the link, only the bandwidth matters. The half round trip of the last byte is not included.
 
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """
@@ -241,10 +240,10 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
 
 
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
-    """Return the size of a message on the link, which gives the transfer time if divided by the bandwidth.
+    """Return the size of a message on the link. The transfer time is this size divided by the bandwidth.
 
     The bandwidth is measured as the payload of full TCP segments. The result therefore includes the bytes
-    that TLS adds, and the headers of a last segment that is not full.
+    that TLS adds, and the headers of a partial last segment.
 
     `message_bytes` is the size of head and body.
     """

@@ -2,10 +2,9 @@
 
 The bandwidth is computed from the time between request and reply, without the server's own time and the round
 trip. A lower bandwidth is accepted at once, or after two samples if the messages are small. A much higher
-bandwidth is accepted when a second sample agrees. The value of a probe counts until a request has measured
-the bandwidth. A longer round trip looks like a lower bandwidth, so the estimate is restored once the longer
-round trip is measured. The duration of `send` is ignored, because `send` only fills the buffers of this
-machine.
+bandwidth is accepted when a second sample agrees, or at once from a probe. A longer round trip first looks
+like a lower bandwidth. When the round trip is measured, the estimate before that is therefore restored. The
+duration of `send` is ignored, because `send` only fills the buffers of this machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -94,7 +93,7 @@ class LinkEstimate:
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
         """Record a round trip time.
 
-        If large bodies were sent at the same time (`is_beside`), only a shorter time is used.
+        If large bodies were sent at the same time (`is_beside`), a longer time than before is ignored.
         """
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return

@@ -48,7 +48,7 @@ class PlanCosts:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """The rule of a cascade, which sends a request to the server if its small model is not sure.
+    """The rule of a cascade: a request is sent to the server if the small model's answer is uncertain.
 
     Attributes:
         output: output of the head whose last axis contains class scores.
@@ -63,7 +63,7 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True)
 class InputCodes:
-    """The values that a head can encode: equally spaced, with one range for all channels or for each channel.
+    """The equally spaced values that a head can encode, in one range for all channels or one range for each.
 
     Values outside the range would be clipped, so a request with such values uses another plan.
 
@@ -100,8 +100,8 @@ class OffloadPlan:
             tail receives the encoded bytes.
         compression: compression of the request's body. It is used only while it saves time, see
             `latency_model.as_sent`.
-        escalation: rule of a cascade, or None for other plans. A cascade uses the answer of `head` if it is
-            sure.
+        escalation: rule of a cascade, or None for other plans. A cascade uses the answer of `head` if the
+            rule allows it.
         codes: a dict from each input of the model to the values that the head can encode. Inputs that are not
             in the dict have no limit.
         decoder: submodel that restores the outputs on the device from the codes in a reply, or None if
@@ -109,7 +109,7 @@ class OffloadPlan:
         answers_changed: share of the samples whose answer differs from that of the whole model, or None if
             unknown.
         leakage_db: lower bound of the quality, as PSNR, with which an attacker can recover the input from the
-            sent tensors. None if unknown, if nothing is sent, or if an input itself is sent, encoded or not.
+            sent tensors. None if unknown, if nothing is sent, or if an input is sent, even if it is encoded.
 
     Raises:
         ValueError: the fields contradict each other.

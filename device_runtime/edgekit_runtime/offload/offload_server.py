@@ -307,7 +307,7 @@ class OffloadServer:
     ) -> Pending:
         """Begin a request. `finish` is called on another thread before `done` is set.
 
-        `finish` may call `Pending.publish` itself, to do more work once the caller has the reply.
+        If `finish` calls `Pending.publish`, the caller has the reply before `finish` ends.
         """
         connection = self._take()
         pending = Pending(connection, request)
@@ -336,7 +336,7 @@ class OffloadServer:
     def forget_slow_link(self) -> bool:
         """Close idle connections whose TCP window a slow link has reduced, and return whether there were any.
 
-        When a link rose from 2 to 20 Mbit/s, 12 KiB took 60 ms on such a connection and 26 ms on a new one.
+        When the link is fast again, a new connection is faster than such a connection.
         """
         with self._lock:
             slow = [connection for connection in self._idle if _has_left_slow_start(connection.link)]

@@ -31,8 +31,8 @@ class Counts:
         remote: requests that the server answered in time.
         hedged: requests with a local run that began because the reply was late.
         failed: requests that this device answered because the server's part failed.
-        uncoded: requests that the usual plan could not encode, so that another plan ran. They are also
-            counted above.
+        uncoded: requests that the usual plan could not encode, so that another plan ran. The other fields
+            count these requests, too.
     """
 
     local: int = 0

@@ -43,8 +43,8 @@ class TransferCoding:
     """How the tensors that cross the link are encoded or decoded, outside of the graph.
 
     Attributes:
-        tensors: names of the tensors that are sent: outputs or inputs of a head, or inputs of a tail.
-        does: `encode` for a head, after its run, or `decode` for a tail, before its run.
+        tensors: names of the sent tensors, which are outputs or inputs of a head, or inputs of a tail.
+        does: `encode` after the run of a head, or `decode` before the run of a tail.
         media: a dict from each tensor that is sent as a file to its codec.
         compression: compression of the body.
     """
@@ -86,8 +86,8 @@ class Job:
         engine: engine that runs the graphs. Jobs of the kind `batch` may use LiteRT for `.tflite` files.
             Their graphs have no options, inputs or weights, and run in the same sessions as packages.
         quota: processor time that the sender grants, in cores, or None for the limit of the system.
-        usual_s: `MachineFacts.usual_s` of an earlier job to compare with. If the processor rarely has that
-            speed, runs at another speed count.
+        usual_s: `MachineFacts.usual_s` of an earlier job, so that runs at the same processor speed count. If
+            the processor rarely has that speed, runs at another speed count.
     """
 
     kind: JobKind
@@ -107,7 +107,7 @@ class Timing:
         seconds: mean of the middle half of the runs at one processor speed. If the kernel makes runs wait for
             a quota, it is the mean of all runs.
         spread: distance between the quartiles, as a share of the median.
-        usual_s: `MachineFacts.usual_s` during these runs, or None for a node.
+        usual_s: `MachineFacts.usual_s` during these runs, or None for the time of a node.
     """
 
     seconds: _Seconds

@@ -84,8 +84,8 @@ class RequestCost:
 def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: float = 1.0) -> RequestCost:
     """Measure the time of a request to a local server that computes nothing.
 
-    The request goes through a `RemoteSession` over TLS. The reply is delayed by `pause_s`. During such a
-    pause on a device, other programs use the caches, and the processor may sleep.
+    The request goes through a `RemoteSession` over TLS. During the pauses, other programs may use the caches
+    and the processor may sleep, as between the requests of an application.
 
     Args:
         pause_s: pause before each request, and before its reply.
@@ -143,8 +143,8 @@ def is_precise(values: Sequence[float], within: float = 0.0) -> bool:
     """Return whether the standard error of `average_middle(values)` is small.
 
     The limit is 1 % of the median or `within`, whichever is larger. `within` has the unit of `values`. Fewer
-    than 20 values are never precise. For normal values, the quartiles are 1.35 standard deviations apart, and
-    the mean of the middle half of n values has a standard error of 1.09 standard deviations / sqrt(n).
+    than 20 values are never precise. The standard error is computed from the distance of the quartiles, as
+    for a normal distribution.
     """
     if len(values) < _LEAST_PRECISE:
         return False
