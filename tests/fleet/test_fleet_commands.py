@@ -1,9 +1,12 @@
 """`edgekit fleet`, as a user types it."""
 
 import asyncio
+import importlib.metadata
+import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +31,27 @@ def run(capsys, *arguments, code=0):
 
 def run_json(capsys, *arguments):
     return json.loads(run(capsys, *arguments, "--json").out)
+
+
+def list_libraries():
+    """Return the import name of each requirement of the extra `fleet`."""
+    extra = (ROOT / "host" / "pyproject.toml").read_text().partition("\nfleet = [\n")[2].partition("\n]")[0]
+    names = set(re.findall(r'^ *"([\w-]+)', extra, re.MULTILINE))
+    modules = importlib.metadata.packages_distributions().items()
+    return {name: module for module, owners in modules for name in map(str.lower, owners) if name in names}
+
+
+def test_each_missing_library_is_named_with_the_command_that_installs_it(tmp_path, capsys, monkeypatch):
+    find_spec, libraries = importlib.util.find_spec, list_libraries()
+    assert {"paho-mqtt": "paho", "tuf": "tuf"}.items() <= libraries.items()
+    for missing in libraries.values():
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name, *rest, missing=missing: None if name == missing else find_spec(name, *rest),
+        )
+        error = run(capsys, "devices", "--folder", tmp_path, code=17).err
+        assert f"{missing} is missing; install what a fleet needs: pip install edgekit[fleet]" in error
 
 
 def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
