@@ -250,7 +250,7 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
 
     Returns:
         The score without each group, float64 [groups], with at most `MAX_GROUPS` groups. NaN if the other
-            samples have no score.
+        samples have no score.
 
     Raises:
         DataError: More than half of these scores are missing.

@@ -1,7 +1,7 @@
 """Peak memory of the chosen candidate on this machine: in a separate process and in the service.
 
-The service needs as much for a model as any other process, and the inputs of one call: they may arrive while
-the inputs of the last call are still in memory.
+In the service, a model needs as much memory as in any other process, and one more set of inputs, because a
+call may arrive while the inputs of the last one are still in memory.
 """
 
 import contextlib
@@ -119,7 +119,7 @@ def estimate_service_bytes(engine: str, model_bytes: int, feeds: Feeds) -> int:
 def measure_service_bytes(engine: str = "ort") -> int:
     """Return the peak resident memory of `edgekit-device serve` with a trivial model, in bytes.
 
-    It is measured only once in a process.
+    The result is cached.
 
     Raises:
         BackendError: The service did not start or did not answer.

@@ -1,6 +1,6 @@
 """Scores candidates on evaluation samples. Half of the samples are held back from the choice.
 
-On the samples that were used to choose it, the best of many candidates looks better than it is. Its drop is
+The best of many candidates looks better than it is on the samples that were used to choose it. Its drop is
 therefore measured on the held-back samples, see `confirmation`.
 """
 
@@ -100,8 +100,8 @@ class Scores:
     Attributes:
         choosing: The scores on the samples that are used to choose a candidate.
         confirmation: The scores on the held-back samples, or None if there are too few samples.
-        spoiled: A dict from the index of a candidate to a message. Its outputs are NaN or infinite on some
-            samples where the source model is finite, so it must not be used.
+        spoiled: A dict from the index of a candidate to a message, for candidates whose outputs are NaN or
+            infinite where those of the source model are finite. They must not be used.
         unjudged: The number of samples without a score, because no model finds anything in them.
         outcomes: The score of each sample, [models, samples], with the source model first. NaN where a model
             finds nothing. None for a `SetMetric`.

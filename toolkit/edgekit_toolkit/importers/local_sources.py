@@ -5,8 +5,8 @@
     FOLDER.ortpackage                   the processor's variant of a model package of onnxruntime or Olive
 
 Nothing is downloaded. The files of Hugging Face are links to another folder in the same repository. A link
-out of the folder of the repository is refused without reading it. So is a name or link out of the other
-folders.
+out of the folder of the repository is refused without reading it. In the other folders, names and links that
+lead out of the folder are also refused.
 
 Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; onnxruntime, `model_package/README.md`;
 the writer of olive-ai 0.13, `olive/cli/model_package.py`.

@@ -53,7 +53,7 @@ def _fields(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
 
 
 def check_interface(model: onnx.ModelProto) -> None:
-    """Check that the model has inputs, and has outputs with unique names.
+    """Check that the model has nodes, inputs, and outputs with unique names.
 
     Raises:
         ModelError: There is no node, no input or no output, or two outputs have the same name.
@@ -73,8 +73,8 @@ def check_operators(model: onnx.ModelProto) -> None:
     """Check that every operator is defined by the operator sets that the model imports.
 
     Raises:
-        ModelError: An operator set is missing, too old or too new, a domain is custom, or an operator is not
-            in its operator set.
+        ModelError: An operator set is missing, too old or too new, or an operator has a custom domain or is
+            not in its operator set.
     """
     versions = {item.domain: int(item.version) for item in model.opset_import}
     default = next((versions[domain] for domain in DEFAULT_DOMAINS if domain in versions), None)

@@ -45,9 +45,8 @@ def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     model has operator set 18, contains its weights, and has no trace of the machine that exported it.
 
     Raises:
-        ModelError: torch is not installed, the file is damaged, is from another version of torch or needs
-            code to be unpickled, or an operator has no ONNX counterpart. Also raised for the errors of
-            `load_onnx`.
+        ModelError: torch is not installed, or an operator has no ONNX counterpart. The file is damaged, is
+            from another version of torch, or needs code to be unpickled. See also `load_onnx`.
     """
     with errors_with_path(path):
         content = read_model_file(path, ".pt2", MAX_MODEL_BYTES)

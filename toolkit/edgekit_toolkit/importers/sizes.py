@@ -2,7 +2,7 @@
 
 Latency, memory and energy depend on these sizes. They are taken from the user or from samples. A batch
 defaults to 1. The user must state all other sizes, because figures for guessed sizes would be meaningless.
-The model runs for the first time here, so operators that the engine does not support are also replaced here.
+The model runs for the first time here, so this module also replaces operators on which the engine fails.
 """
 
 from collections.abc import Mapping, Sequence

@@ -31,10 +31,10 @@ def shorten_limits(limits: LatencyLimits) -> LatencyLimits:
 
 
 def shorten_batch_s(batch_s: float) -> float:
-    """Return the duration of a batch of runs in seconds, which is shorter if times are brief."""
+    """Return the duration of a batch of runs in seconds. It is shorter if `$EDGEKIT_BRIEF` has `times`."""
     return min(batch_s, _BATCH_S) if is_brief("times") else batch_s
 
 
 def shorten_s(duration_s: float) -> float:
-    """Return the duration of measurements of models here in seconds, which is shorter if times are brief."""
+    """Return how many seconds to measure models here. It is less if `$EDGEKIT_BRIEF` has `times`."""
     return min(duration_s, _HOST_S) if is_brief("times") else duration_s

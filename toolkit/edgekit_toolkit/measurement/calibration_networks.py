@@ -72,7 +72,7 @@ def calibration_names() -> frozenset[str]:
 def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
     """Return a digest that identifies the networks, as 16 hexadecimal digits.
 
-    It prevents that times of different networks are compared. It does not include inferred shapes, which may
+    It is used to avoid comparing times of different networks. It does not include inferred shapes, which may
     differ between releases of onnx.
     """
     digest = hashlib.sha256()

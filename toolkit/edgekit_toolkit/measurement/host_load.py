@@ -30,7 +30,8 @@ class HostLoad:
 
     Attributes:
         cores: The number of cores that this process may use.
-        load_average: The load average of the last minute at the end, including this process, or None.
+        load_average: The load average of the last minute when the measurement ended, including this process,
+            or None if unknown.
         others_share: The share of the time of these cores that other processes used, or None if unknown.
         stolen_share: The share of the time of these cores that the hypervisor gave to other virtual machines,
             or None if unknown.

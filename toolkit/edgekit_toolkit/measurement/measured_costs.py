@@ -12,8 +12,8 @@ from edgekit_toolkit.targets.spec import Target
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
     """Return the evidence that predicts latency on a target and its times, or None without evidence.
 
-    Evidence is not used if the target has its own times, is measured on this machine, is a GPU, or has
-    several power modes. Evidence does not state the power mode.
+    Evidence is not used if the target has its own times, is measured on this machine, or is a GPU. It is also
+    not used if the target has several power modes, because evidence does not state the mode.
     """
     if target.device_times is not None or target.backend.on_gpu or len(target.power.modes) > 1:
         return None

@@ -36,9 +36,9 @@ def check_model(model: Model) -> None:
     """Check that a model is consistent and that every target can run it.
 
     Raises:
-        ModelError: The schema has another version, there are no operators, inputs or outputs, an operator is
-            custom or unknown, data are external or missing, weights are NaN, or an index, a shape, a
-            quantization or the order of operators is invalid.
+        ModelError: The schema has another version, there are no operators, inputs or outputs, or an operator
+            is custom or unknown. Also raised for external or missing data, NaN weights, and an invalid index,
+            shape, quantization or order of operators.
     """
     if model.version != _VERSION:
         raise ModelError(f"has schema version {model.version}, expected {_VERSION}; {_DAMAGED}")
