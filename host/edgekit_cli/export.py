@@ -1,4 +1,4 @@
-"""`edgekit export`: a package in the formats of other tools."""
+"""`edgekit export`: converts a package to formats of other tools."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
 def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None, as_json: bool) -> None:
     """Verify PACKAGE, and write it for other tools.
 
-    onnx, tflite: its models. ort-model-package: its ONNX models as variants. android: a folder for an app,
-    with Kotlin that prepares inputs and reads outputs. oci: the package itself as an artifact; only this
-    format keeps its signature.
+    onnx and tflite write its models. ort-model-package writes its ONNX models as variants. android writes a
+    folder for an app, with Kotlin code that prepares inputs and reads outputs. oci writes the package itself
+    as an artifact, and only this format keeps the signature.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""`edgekit fleet`: manage devices and what they run. Each command, or a few of one idea, is one file here."""
+"""`edgekit fleet`: manages devices and what they run. Each file has one command or a few related ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`edgekit fleet audit`: who did what, when."""
+"""`edgekit fleet audit`: shows who did what and when."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 )
 @folder_and_json_options
 def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:
-    """Show the newest entries of the audit log; with SUBJECT, only about that device, release or rollout.
+    """Show the newest entries of the audit log, with SUBJECT only about that device, release or rollout.
 
-    The whole log is checked too; the command fails if an entry was changed.
+    The command also checks the whole log, and fails if an entry was changed.
     """
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import check_audit

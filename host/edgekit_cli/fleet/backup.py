@@ -1,4 +1,4 @@
-"""`edgekit fleet backup` and `restore`: all of a fleet in one file."""
+"""`edgekit fleet backup` and `restore`: write a whole fleet to one file, and restore it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgekit_cli.fleet.fleet_options import find_folder, folder_and_json_options
 @click.argument("file", type=click.Path(path_type=Path))
 @folder_and_json_options
 def command(file: Path, *, path: Path | None, as_json: bool) -> None:
-    """Write settings, authority, keys, releases and store to FILE, also while the fleet runs.
+    """Write settings, authority, keys, releases and store to FILE. The fleet may be running.
 
-    Keep it as safe as the manager itself: it holds the fleet's private keys.
+    Protect FILE like the manager itself, because it contains the fleet's private keys.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations import records
@@ -37,12 +37,12 @@ def command(file: Path, *, path: Path | None, as_json: bool) -> None:
 )
 @folder_and_json_options
 def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:
-    """Restore a fleet from the backup FILE into an empty folder. Never run the old and the new one at once.
+    """Restore a fleet from the backup FILE into an empty folder. Never run the old and the new fleet at once.
 
-    With --database this is the way from SQLite to PostgreSQL.
+    With --database a fleet moves from SQLite to PostgreSQL.
 
     Devices that were updated after the backup keep their versions. The manager numbers its next documents
-    above the documents that devices have.
+    higher than the documents that devices have.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations import records

@@ -27,10 +27,10 @@ from edgekit_cli.fleet.fleet_options import (
 )
 @folder_and_json_options
 def command(release: str, *, selector: str, out: Path, path: Path | None, as_json: bool) -> None:
-    """Write RELEASE and the signed orders of devices into one file, to be carried by hand.
+    """Write RELEASE and signed documents for devices into one file, which a person carries to them.
 
-    First start a rollout to the devices: `edgekit fleet rollout start RELEASE --to SELECTOR --waves 100%`. On
-    the device: `edgekit-device fleet apply FILE`. Then here: `edgekit fleet collect RESULTS`.
+    First start a rollout to the devices: `edgekit fleet rollout start RELEASE --to SELECTOR --waves 100%`.
+    Then run `edgekit-device fleet apply FILE` on each device, and `edgekit fleet collect RESULTS` here.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations.bundles import write_bundle
@@ -50,7 +50,7 @@ def command(release: str, *, selector: str, out: Path, path: Path | None, as_jso
 )
 @folder_and_json_options
 def collect(results: tuple[Path, ...], *, path: Path | None, as_json: bool) -> None:
-    """Take in RESULTS, which `edgekit-device fleet apply` has written, as if they came over the network."""
+    """Read RESULTS of `edgekit-device fleet apply`, as if they had arrived over the network."""
     with open_fleet(path) as (_folder, store):
         from edgekit_fleet.operations.bundles import collect_results
 

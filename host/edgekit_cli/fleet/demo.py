@@ -1,4 +1,4 @@
-"""`edgekit fleet demo`: a fleet on this machine, in less than two minutes."""
+"""`edgekit fleet demo`: a fleet on this machine in less than two minutes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHOWN_S = 0.05
 @click.command("demo")
 @as_json_option
 def command(*, as_json: bool) -> None:
-    """See a fleet: a good release, a bad one that stops by itself, and a network cut.
+    """Show a fleet with a good release, a bad one that is stopped automatically, and a network failure.
 
-    The manager, its broker and one device with service and agent run on this machine; 20 devices are
-    simulated. Nothing is left behind.
+    The manager, its broker and one device with service and agent run on this machine, and 20 more devices are
+    simulated. The demo leaves no files.
     """
     import time
 

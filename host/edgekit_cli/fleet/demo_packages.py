@@ -1,8 +1,8 @@
-"""What the demo of the fleet rolls out: a small classifier in four versions, one of which is bad.
+"""The packages of the fleet demo: a small classifier in four versions, one of which is bad.
 
-Everything is made from a seed, so nothing is downloaded: classes are clouds of points, and the network is
-fitted to them by least squares. So its accuracy on other points is real. The bad version has noise on its
-weights: it opens, passes its self-test, and answers wrongly, as a model that was trained badly does.
+Everything is generated from a seed, so nothing is downloaded. Each class is a cloud of points, and a least
+squares fit trains the network, so its accuracy on other points is real. The bad version has noise on its
+weights. It passes its self-test but answers wrongly, like a badly trained model.
 """
 
 from pathlib import Path
@@ -33,10 +33,10 @@ _NOISES: Final = {"1.0.0": 0.0, "1.1.0": 0.02, "1.2.0": 1.5, "1.3.0": 0.02}
 
 
 def make_setup(folder: Path) -> DemoSetup:
-    """Write key, packages and inputs of the demo into a folder; return what was made.
+    """Write the key, packages and inputs of the demo to a folder, and return them.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder cannot be written.
     """
     home = folder / "home"
     keys, calls = home / "keys", folder / "calls.npz"

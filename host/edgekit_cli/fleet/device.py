@@ -1,4 +1,4 @@
-"""`edgekit fleet device`, `tag` and `why`: one device; `devices`: the list."""
+"""`edgekit fleet device`, `tag` and `why` for one device, and `devices` for the list."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def command(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Make the changes that options state, then show the device NAME."""
+    """Change the device NAME as the options say, and show it."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import RevokeDevice, get_device, revoke_device
         from edgekit_fleet.api.endpoints.endpoint import Named
@@ -140,7 +140,7 @@ def _show_logs(fleet: FleetCaller, name: str, lines: int, *, as_json: bool) -> N
 @click.option("--yes", "is_sure", is_flag=True, help="Set tags even if the device then gets another version.")
 @folder_and_json_options
 def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None, as_json: bool) -> None:
-    """Set tags of DEVICE, such as site=lyon; a tag without a value is removed."""
+    """Set tags of DEVICE, such as site=lyon. An empty value removes a tag."""
     read = read_tags(tags)
     with connect(path) as fleet:
         summary = set_tags(fleet, device, read, is_sure=is_sure)
@@ -151,13 +151,13 @@ def tag(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None,
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
     """Set tags of a device, and return the device with its new tags.
 
-    An empty value removes a tag. If the change affects an open rollout, ask on the terminal, unless
-    `is_sure`.
+    An empty value removes a tag. If the change affects an open rollout, the user is asked on the terminal
+    unless `is_sure`.
 
     Raises:
-        FleetError: there is no such device, or there is no terminal to ask on.
-        RequestError: the fleet's server refuses the change.
-        click.Abort: the answer is no.
+        FleetError: There is no such device, or no terminal to ask on.
+        RequestError: The server of the fleet refuses the change.
+        click.Abort: The user answers no.
     """
     from edgekit_fleet.api.endpoints.devices import TagDevice, tag_device
 
@@ -174,7 +174,7 @@ def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sur
 @click.argument("name")
 @folder_and_json_options
 def why(name: str, *, path: Path | None, as_json: bool) -> None:
-    """Say what the device NAME runs, what it should run, and why the two differ."""
+    """Explain what the device NAME runs, what it should run, and why they differ."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import get_device
         from edgekit_fleet.api.endpoints.endpoint import Named
@@ -192,7 +192,7 @@ def why(name: str, *, path: Path | None, as_json: bool) -> None:
 @click.argument("selector", default="all")
 @folder_and_json_options
 def devices(selector: str, *, path: Path | None, as_json: bool) -> None:
-    """List the devices that SELECTOR means, such as "class=jetson and site=lyon"; all by default."""
+    """List the devices that match SELECTOR, such as "class=jetson and site=lyon", by default all."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
         from edgekit_fleet.api.endpoints.devices import ListDevices, list_devices

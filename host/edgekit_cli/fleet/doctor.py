@@ -1,4 +1,4 @@
-"""`edgekit fleet doctor`: what a broker really does, and everything of the fleet that expires."""
+"""`edgekit fleet doctor`: tests a broker, and lists everything in the fleet that expires."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 @click.option("--no-tls", is_flag=True, help="Probe a broker on this machine without TLS.")
 @folder_and_json_options
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
-    """Probe a broker; list what expires in the fleet, and how to renew it.
+    """Test a broker, and list what expires in the fleet and how to renew it.
 
-    Name each node of a cluster as HOST:PORT. Without a name, the command starts mosquitto with the settings
-    of `up`, and probes it. A named broker must trust the fleet's authority, and the fleet's manager must not
-    be connected to it.
+    Pass each node of a cluster as HOST:PORT. Without an argument, the command starts mosquitto with the
+    settings of `up` and tests it. Any other broker must trust the fleet's authority, and the fleet's manager
+    must not be connected to it.
     """
     folder = find_folder(path)
     from edgekit_fleet.identity.authority import open_authority

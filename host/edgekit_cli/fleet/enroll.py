@@ -1,4 +1,4 @@
-"""`edgekit fleet enroll`: one-time codes for devices."""
+"""`edgekit fleet enroll`: creates one-time codes for devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Make one-time codes. Each lets one device in: edgekit-device enroll --code CODE."""
+    """Create one-time codes. Each code enrols one device with `edgekit-device enroll --code CODE`."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import InviteDevices, invite_devices
 

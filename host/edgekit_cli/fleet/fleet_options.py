@@ -1,4 +1,4 @@
-"""Shared by the commands of `edgekit fleet`: folder or server, JSON, and the error without the extra."""
+"""Options and checks that the commands of `edgekit fleet` share."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def folder_and_json_options(function: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
-    """The server that the options of `edgekit fleet` choose.
+    """The server in the options of `edgekit fleet`.
 
     Attributes:
-        url: None if no server is chosen.
-        token_file: file of the token to log in with; None for the environment variable.
-        authority: PEM file of the authority that signed the server's certificate; None for the system's
-            authorities.
-        is_explicit: whether the URL comes from the option `--server`, not from the environment variable.
+        url: The URL, or None if there is no server.
+        token_file: The path of a file with the token, or None for the environment variable.
+        authority: The PEM file of the authority that signed the server's certificate, or None for the
+            authorities of the system.
+        is_explicit: Whether the URL comes from the option `--server` and not from the environment variable.
     """
 
     url: str | None
@@ -57,7 +57,7 @@ class ChosenServer:
 
 
 def keep_server(server: str | None, token_file: Path | None, ca: Path | None) -> None:
-    """Keep the options of `edgekit fleet` in click's context, where `find_chosen` finds them."""
+    """Store the options of `edgekit fleet` in click's context for `find_chosen`."""
     context = click.get_current_context()
     source = context.get_parameter_source("server")
     is_explicit = source is click.core.ParameterSource.COMMANDLINE
@@ -65,10 +65,10 @@ def keep_server(server: str | None, token_file: Path | None, ca: Path | None) ->
 
 
 def check_local() -> None:
-    """Refuse `--server` for a command that works only on the fleet's own machine.
+    """Refuse `--server` for a command that only works on the fleet's own machine.
 
     Raises:
-        click.UsageError: `--server` is given.
+        click.UsageError: `--server` was given.
     """
     chosen = find_chosen()
     if chosen is not None and chosen.is_explicit:
@@ -77,16 +77,16 @@ def check_local() -> None:
 
 
 def find_chosen() -> ChosenServer | None:
-    """Return what `keep_server` has kept; None if no option of `edgekit fleet` was kept."""
+    """Return the options that `keep_server` stored, or None."""
     chosen: ChosenServer | None = click.get_current_context().meta.get(_KEY)
     return chosen
 
 
 def check_installed() -> None:
-    """Check that everything that a fleet needs is installed.
+    """Check that all packages that a fleet needs are installed.
 
     Raises:
-        ConfigError: something is missing.
+        ConfigError: A package is missing.
     """
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
@@ -94,11 +94,11 @@ def check_installed() -> None:
 
 
 def find_folder(path: Path | None) -> FleetFolder:
-    """Return the fleet's folder at `path`; for None, the default folder. The folder need not exist.
+    """Return the fleet's folder, by default the default folder. It need not exist.
 
     Raises:
-        ConfigError: something that a fleet needs is not installed.
-        click.UsageError: `--server` is given: the folder is on the fleet's own machine.
+        ConfigError: A package that a fleet needs is not installed.
+        click.UsageError: `--server` was given, but the folder is on the fleet's own machine.
     """
     check_local()
     check_installed()
@@ -109,11 +109,11 @@ def find_folder(path: Path | None) -> FleetFolder:
 
 @contextlib.contextmanager
 def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
-    """Yield the folder and the open store of an existing fleet; close the store at the end.
+    """Yield the folder and the open store of a fleet, and close the store at the end.
 
     Raises:
-        ConfigError: there is no fleet, or a package that a fleet needs is not installed.
-        click.UsageError: `--server` is given: the folder is on the fleet's own machine.
+        ConfigError: There is no fleet, or a package that a fleet needs is not installed.
+        click.UsageError: `--server` was given, but the folder is on the fleet's own machine.
     """
     folder = find_folder(path)
     with contextlib.closing(folder.open_store()) as store:
@@ -121,7 +121,7 @@ def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
 
 
 def find_actor() -> str:
-    """Return the login name of whoever runs the command, for the audit log; `unknown` without one."""
+    """Return the login name of the current user for the audit log, or `unknown`."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without an entry
@@ -151,10 +151,10 @@ def show(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:
-    """Return the tags in texts such as `site=lyon`, as name -> value; the value may be empty.
+    """Parse tags such as `site=lyon`, and return their values by name. A value may be empty.
 
     Raises:
-        click.UsageError: a text is not NAME=VALUE.
+        click.UsageError: A text is not NAME=VALUE.
     """
     tags = {}
     for text in texts:
@@ -166,7 +166,7 @@ def read_tags(texts: tuple[str, ...], option: str = "--tag") -> dict[str, str]:
 
 
 def format_time(at: float | None) -> str:
-    """Return a time, in seconds since 1970, as `2026-11-22 23:05:18 UTC`; None as `never`."""
+    """Return a time in seconds since 1970 as `2026-11-22 23:05:18 UTC`, or `never` for None."""
     from edgekit_runtime.agent.trusted_time import format_utc
 
     return "never" if at is None else format_utc(at)

@@ -1,4 +1,4 @@
-"""The fleet that a command works on: a folder on this machine, or a server elsewhere."""
+"""The fleet of a command, either in a local folder or on a server."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command works on a server: a server is chosen, and no `--folder` (`path`) is given."""
+    """Return whether a command uses a server, because a server and no `--folder` was given."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 
 
 @contextlib.contextmanager
 def connect(path: Path | None) -> Iterator[FleetCaller]:
-    """Yield the fleet in the folder `path`; for None, the chosen server's fleet, or the default folder's.
+    """Yield the fleet in the folder `path`. If it is None, use the server, or else the default folder.
 
     Raises:
-        ConfigError: there is no fleet, the URL is malformed, or something is not installed.
-        click.UsageError: there is no token for the server, or both `--folder` and `--server` are given.
+        ConfigError: There is no fleet, the URL is malformed, or a package is not installed.
+        click.UsageError: There is no token for the server, or both `--folder` and `--server` were given.
     """
     check_installed()
     from edgekit_fleet.api.client import LocalFleet, RemoteFleet

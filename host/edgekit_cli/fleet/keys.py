@@ -1,4 +1,4 @@
-"""`edgekit fleet keys`: exchange the keys of the repository's roles, and of the manager."""
+"""`edgekit fleet keys`: replaces the keys of the repository's roles and of the manager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekit_cli.fleet.fleet_options import find_actor, folder_and_json_options,
 
 @click.group("keys")
 def command() -> None:
-    """Exchange the keys that sign the fleet's packages and the manager's documents."""
+    """Replace the keys that sign the fleet's packages and the manager's documents."""
 
 
 @command.command("rotate")
@@ -24,11 +24,11 @@ def command() -> None:
 )
 @folder_and_json_options
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
-    """Exchange the keys of manager, root, targets, snapshot, timestamp or class-CLASS; devices follow.
+    """Replace the keys of manager, root, targets, snapshot, timestamp or class-CLASS.
 
-    The key manager signs the documents that devices obey: a running manager signs all of them again with the
-    new key. Without ROLE no key changes, but the root is signed for two more years. The fleet may run
-    meanwhile. If the command is interrupted, run it again.
+    Devices accept the new keys automatically. The manager's key signs the documents for devices, and a
+    running manager signs all of them again with the new key. Without ROLE no key changes, but the root is
+    signed for two more years. The fleet may be running. After an interruption, run the command again.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases

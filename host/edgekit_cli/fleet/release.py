@@ -1,4 +1,4 @@
-"""`edgekit fleet release`: offer packages to devices under one approval; that alone updates no device."""
+"""`edgekit fleet release`: combines packages to a release. A rollout then offers it to devices."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def command(
     keys_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Make a release of PACKAGES: one package for each model and device class.
+    """Create a release of PACKAGES, with one package for each model and device class.
 
-    A package is a file, or an artifact in a registry: oci://HOST/NAME@sha256:DIGEST.
+    A package is a file, or an artifact in a registry such as oci://HOST/NAME@sha256:DIGEST.
 
-    Then `edgekit fleet rollout plan RELEASE --to SELECTOR` shows which devices would get it.
+    Afterwards `edgekit fleet rollout plan RELEASE --to SELECTOR` shows which devices would get it.
     """
     if not packages and not is_list:
         raise click.UsageError("name at least one package, or --list")
@@ -153,7 +153,10 @@ def _make_here(
 @click.argument("release")
 @folder_and_json_options
 def withdraw(release: str, path: Path | None, as_json: bool) -> None:
-    """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Devices that run it keep it."""
+    """Withdraw RELEASE, so that no rollout can use it and no device can download it.
+
+    Devices that run the release keep it.
+    """
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.releases import withdraw_release

@@ -1,4 +1,4 @@
-"""`edgekit fleet rollout`: bring a release to devices in waves, watch it, stop it."""
+"""`edgekit fleet rollout`: rolls a release out to devices in waves."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _read_evidence(
 
 @click.group("rollout")
 def command() -> None:
-    """Bring a release to devices, in waves that stop by themselves."""
+    """Roll a release out to devices in waves, which stop automatically if the release is bad."""
 
 
 def _request_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -116,7 +116,7 @@ def _request_options(function: Callable[..., None]) -> Callable[..., None]:
 def plan(
     release: str, *, selector: str, waves: str, minimum: int | None, path: Path | None, as_json: bool
 ) -> None:
-    """Show which devices would get RELEASE, which would not and why. Changes nothing."""
+    """Show which devices would get RELEASE, and why others would not. This changes nothing."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.releases import plan_rollout
         from edgekit_fleet.operations.rollouts import PlanRollout
@@ -197,7 +197,7 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
-    """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
+    """Start a rollout of RELEASE. Its devices are selected now and stay the same."""
     for option, option_by_model in (("order", "orders"), ("priority", "priorities")):
         if "" in options[option_by_model]:
             options[option] = options[option_by_model].pop("")
@@ -215,7 +215,7 @@ def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> 
 @command.command("list")
 @folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
-    """List the rollouts, the newest first."""
+    """List the rollouts, newest first."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
         from edgekit_fleet.api.endpoints.releases import ListPage, list_rollouts
@@ -227,10 +227,10 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @folder_and_json_options
 def watch(name: str, path: Path | None, as_json: bool) -> None:
-    """Follow a rollout until it ends: live on a terminal, else a line for each change.
+    """Watch a rollout until it ends, live on a terminal, or otherwise with a line for each change.
 
-    Without a terminal it also ends when the rollout pauses, since only a person can end a pause. The exit
-    code is 1 if the rollout did not succeed.
+    Without a terminal the command also ends when the rollout pauses, because only a person can end a pause.
+    The exit code is 1 if the rollout did not succeed.
     """
     from edgekit_host.terminal import open_console
 
@@ -270,7 +270,7 @@ def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
 @click.argument("name")
 @folder_and_json_options
 def replay(name: str, path: Path | None, as_json: bool) -> None:
-    """Decide a rollout again from the audit log; show differences, with exit code 1 if there are any."""
+    """Repeat the decisions of a rollout from the audit log. If any differ, show them and exit with 1."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.releases import replay_rollout
@@ -373,5 +373,5 @@ def _describe(summary: RolloutSummary) -> str:
 @click.option("--allow-plain", is_flag=True, help="Also from an encrypted version back to a plain one.")
 @folder_and_json_options
 def rollback(rollout: str, *, note: str, allow_plain: bool, path: Path | None, as_json: bool) -> None:
-    """Stop ROLLOUT, or undo it after its end: every device that it updated goes back."""
+    """Stop ROLLOUT, or undo it after its end. All devices that it updated go back to their old version."""
     give_order(rollout, "abort", note, path=path, as_json=as_json, allow_plain=allow_plain)

@@ -1,4 +1,4 @@
-"""`edgekit fleet samples`: requests from the field that devices keep and send."""
+"""`edgekit fleet samples`: collects samples of inputs from devices in the field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RATE: Final = re.compile(r"([0-9.]+)/(day|hour)")
 
 @click.group("samples")
 def command() -> None:
-    """Collect requests of a model from devices, to label them and to judge the next version by them."""
+    """Collect samples of a model's requests from devices, for labelling and for judging the next version."""
 
 
 @command.command("on")
@@ -37,7 +37,7 @@ def command() -> None:
 )
 @folder_and_json_options
 def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_json: bool) -> None:
-    """Let devices send samples. Before that, none are ordered or received."""
+    """Allow devices to send samples, and people to order them."""
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
     _switch(path, as_json=as_json, is_on=True, days=days, max_bytes=max_bytes)
 
@@ -45,7 +45,7 @@ def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_js
 @command.command("off")
 @folder_and_json_options
 def switch_off(path: Path | None, as_json: bool) -> None:
-    """Take no more samples. Stored samples are kept until their days of storage are over."""
+    """Receive no more samples. Stored samples are kept until their storage time ends."""
     _switch(path, as_json=as_json, is_on=False)
 
 
@@ -111,7 +111,7 @@ def start(
 @click.argument("order")
 @folder_and_json_options
 def stop(order: str, path: Path | None, as_json: bool) -> None:
-    """End the order ORDER; received samples are kept."""
+    """Stop the order ORDER. Received samples are kept."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Named
         from edgekit_fleet.api.endpoints.samples import stop_samples
@@ -123,7 +123,7 @@ def stop(order: str, path: Path | None, as_json: bool) -> None:
 @command.command("status")
 @folder_and_json_options
 def show_status(path: Path | None, as_json: bool) -> None:
-    """Say whether samples are taken, what is ordered, and what has come."""
+    """Show whether the fleet collects samples, the orders, and how many samples were received."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Nothing
         from edgekit_fleet.api.endpoints.samples import get_sample_status
@@ -138,7 +138,7 @@ def show_status(path: Path | None, as_json: bool) -> None:
 @click.option("--trigger", default="", help="Only those that this trigger drew.")
 @folder_and_json_options
 def list_command(model: str, device: str, trigger: str, path: Path | None, as_json: bool) -> None:
-    """List the samples that have come, the newest first."""
+    """List the received samples, newest first."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
         from edgekit_fleet.api.endpoints.samples import ListSamples, list_samples
@@ -168,10 +168,10 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), required=True)
 @folder_and_json_options
 def get(*, model: str, device: str, order: str, folder: Path, path: Path | None, as_json: bool) -> None:
-    """Write samples into a folder for `edgekit package`; fetch only those that the folder does not hold.
+    """Download samples into a folder for `edgekit package`, except those that it already contains.
 
-    People fill in the column `label` of its labels.csv; selection.csv has the probabilities of selection, by
-    which the packager weighs each sample.
+    People fill in the column `label` in labels.csv. The packager weights each sample by its selection
+    probability in selection.csv.
     """
     with connect(path) as fleet:
         from edgekit_fleet.api.field_folder import write_field_folder

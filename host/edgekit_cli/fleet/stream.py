@@ -1,4 +1,4 @@
-"""`edgekit fleet stream`: which cameras of a device run which models."""
+"""`edgekit fleet stream`: sets which models a device runs on which cameras."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _setting_options(function: Command) -> Command:
 
 @click.group("stream")
 def command() -> None:
-    """Say which streams a device runs: a camera, the model that answers, where answers go."""
+    """Manage the streams of a device. A stream has a camera, a model, and a destination for the answers."""
 
 
 @command.command("set")
@@ -48,7 +48,7 @@ def command() -> None:
 @_setting_options
 @folder_and_json_options
 def set_command(device: str, name: str, *, path: Path | None, as_json: bool, **settings: object) -> None:
-    """Let DEVICE run the stream NAME; it replaces an earlier stream NAME."""
+    """Make DEVICE run the stream NAME, which replaces any earlier stream with this name."""
     stated = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in settings.items()
@@ -67,7 +67,7 @@ def set_command(device: str, name: str, *, path: Path | None, as_json: bool, **s
 @click.argument("name")
 @folder_and_json_options
 def remove(device: str, name: str, path: Path | None, as_json: bool) -> None:
-    """Let DEVICE end the stream NAME."""
+    """Make DEVICE end the stream NAME."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import NamedStream, remove_stream
 
@@ -89,7 +89,7 @@ def list_command(device: str, path: Path | None, as_json: bool) -> None:
 
 
 def describe_streams(detail: DeviceDetail) -> list[tuple[str, str, str]]:
-    """Return name, `MODEL on SOURCE` and reported state of each stream that a device should run."""
+    """Return the name, `MODEL on SOURCE` and the reported state of each stream that a device should run."""
     reported: Mapping[str, Mapping[str, object]] = (detail.reported or {}).get("streams", {})
     rows = []
     for name, settings in detail.streams.items():

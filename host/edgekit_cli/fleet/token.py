@@ -1,4 +1,4 @@
-"""`edgekit fleet token`: what programs log in with."""
+"""`edgekit fleet token`: manages the access tokens of programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group("token")
 def command() -> None:
-    """Make, list and revoke tokens of programs, such as a CI job."""
+    """Create, list and revoke access tokens of programs, such as a CI job."""
 
 
 @command.command("add")
@@ -35,7 +35,7 @@ def command() -> None:
 )
 @folder_and_json_options
 def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as_json: bool) -> None:
-    """Make the token NAME and print it; it cannot be shown again."""
+    """Create the token NAME and print it. It cannot be shown again."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import AddToken, add_token
 
@@ -66,7 +66,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @folder_and_json_options
 def revoke(name: str, path: Path | None, as_json: bool) -> None:
-    """End the token NAME."""
+    """Revoke the token NAME."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import revoke_token
         from edgekit_fleet.api.endpoints.endpoint import Named

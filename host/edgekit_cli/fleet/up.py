@@ -1,4 +1,4 @@
-"""`edgekit fleet up`: the whole fleet on one machine."""
+"""`edgekit fleet up`: runs a whole fleet on one machine."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def command(
 ) -> None:
     """Start broker, web server and manager, and run them until Ctrl-C.
 
-    The first start makes the fleet: its authority, its keys, its store. Options are kept for the next start.
-    Everything is encrypted, and each device needs a certificate of the fleet.
+    The first start creates the fleet with its authority, keys and store. Options are saved for the next
+    start. All connections are encrypted, and each device needs a certificate of the fleet.
     """
     folder = find_folder(path)
     from edgekit_fleet.admin_listener import serve_people
@@ -165,7 +165,7 @@ async def _run(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> 
 
 
 def prepare_interpreter() -> None:
-    """Switch threads sooner. Collect garbage rarely, and never collect objects that exist at this call."""
+    """Switch threads more often, collect garbage rarely, and exclude the current objects from collection."""
     # Beside a long plan a page waits for the interpreter at each row that it reads: with the 5 ms of Python
     # it took 250 to 450 ms, 90 without a plan. The manager's turns are on the same interpreter.
     sys.setswitchinterval(_SWITCH_S)

@@ -1,4 +1,4 @@
-"""`edgekit fleet user`: who may log in at the console."""
+"""`edgekit fleet user`: manages the users of the console."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command() -> None:
 @_role_option
 @folder_and_json_options
 def add(name: str, role: Role, path: Path | None, as_json: bool) -> None:
-    """Add the user NAME; asks for a password, or reads it from standard input."""
+    """Add the user NAME. The password is asked for, or read from standard input."""
     from edgekit_fleet.api.endpoints.access import AddUser, add_user
 
     _call(add_user, AddUser(name=name, password=_read_password(), role=role), path, as_json=as_json)
@@ -54,7 +54,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @folder_and_json_options
 def remove(name: str, path: Path | None, as_json: bool) -> None:
-    """Remove the user NAME, and end their logins."""
+    """Remove the user NAME, and end the user's logins."""
     from edgekit_fleet.api.endpoints.access import remove_user
     from edgekit_fleet.api.endpoints.endpoint import Named
 
@@ -65,7 +65,7 @@ def remove(name: str, path: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @folder_and_json_options
 def password(name: str, path: Path | None, as_json: bool) -> None:
-    """Give the user NAME another password, and end their logins."""
+    """Change the password of the user NAME, and end the user's logins."""
     from edgekit_fleet.api.endpoints.access import SetPassword, set_password
 
     _call(set_password, SetPassword(name=name, password=_read_password()), path, as_json=as_json)
@@ -76,7 +76,7 @@ def password(name: str, path: Path | None, as_json: bool) -> None:
 @click.argument("role", type=click.Choice(["viewer", "operator", "admin"]))
 @folder_and_json_options
 def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
-    """Give the user NAME another ROLE."""
+    """Change the role of the user NAME to ROLE."""
     from edgekit_fleet.api.endpoints.access import SetRole, set_role
 
     _call(set_role, SetRole(name=name, role=role), path, as_json=as_json)
@@ -87,7 +87,7 @@ def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
 @click.option("--remove", "is_removal", is_flag=True, help="Remove the second factor, as for a lost phone.")
 @folder_and_json_options
 def second_factor(name: str, path: Path | None, *, is_removal: bool, as_json: bool) -> None:
-    """Give the user NAME one-time codes beside the password; the key and recovery codes are shown once."""
+    """Require one-time codes from the user NAME. The key and recovery codes are shown only once."""
     from edgekit_fleet.api.endpoints.access import add_second_factor, remove_second_factor
     from edgekit_fleet.api.endpoints.endpoint import Named
 

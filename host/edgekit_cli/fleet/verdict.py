@@ -1,4 +1,4 @@
-"""`edgekit fleet verdict` and `evidence`: what a rollout has shown about a release."""
+"""`edgekit fleet verdict` and `evidence`: show the verdict on a rollout, and add external evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXIT_CODES = {"pass": 0, "stop": 22, "undecided": 23}
 )
 @folder_and_json_options
 def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as_json: bool) -> None:
-    """Say whether ROLLOUT passes or stops, and why; exit with 0 (passes), 22 (stops) or 23 (undecided)."""
+    """Show the verdict on ROLLOUT and the reasons. The exit code is 0 (pass), 22 (stop) or 23 (undecided)."""
     end = time.monotonic() + (timeout_s if wait else 0.0)
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.verdicts import GetVerdict, get_verdict
@@ -60,7 +60,7 @@ def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as
 def evidence(
     rollout: str, *, statement: str | None, path: Path | None, as_json: bool, **figures: object
 ) -> None:
-    """Add evidence of an outside judge to ROLLOUT, such as a business metric."""
+    """Add evidence from an external judge to ROLLOUT, such as a business metric."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.verdicts import AddEvidence, add_evidence
 

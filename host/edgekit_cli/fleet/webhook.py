@@ -1,4 +1,4 @@
-"""`edgekit fleet webhook`: addresses that are told of what happens."""
+"""`edgekit fleet webhook`: manages URLs that are notified of actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgekit_cli.fleet.fleet_server import connect
 
 @click.group("webhook")
 def command() -> None:
-    """Call a URL when something happens, with signed messages."""
+    """Send signed messages to a URL when something happens."""
 
 
 @command.command("add")
@@ -23,7 +23,7 @@ def command() -> None:
 )
 @folder_and_json_options
 def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_json: bool) -> None:
-    """Call URL for each action from now on; print the secret that signs the messages."""
+    """Send a message to URL for each action from now on, and print the secret that signs the messages."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import AddWebhook, add_webhook
 
@@ -34,7 +34,7 @@ def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_jso
 @command.command("list")
 @folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
-    """List the webhooks, and whether their messages arrive."""
+    """List the webhooks, and whether their messages are delivered."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import list_webhooks
         from edgekit_fleet.api.endpoints.endpoint import Nothing

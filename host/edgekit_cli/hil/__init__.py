@@ -1,4 +1,4 @@
-"""`edgekit hil`: benches, and the tests that run on them. Each command is one file of this folder."""
+"""`edgekit hil`: benches and the tests that run on them. Each command is a file in this folder."""
 
 import importlib.util
 
@@ -16,7 +16,7 @@ COMMANDS = {
 
 
 def check_installed() -> None:
-    """Check that the packages which `edgekit hil` needs are installed.
+    """Check that the packages that `edgekit hil` needs are installed.
 
     Raises:
         BenchError: labgrid or pytest is not installed.

@@ -1,4 +1,4 @@
-"""The device of a bench as a machine that measures."""
+"""The device of a bench as a machine for measurements."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FOLDER = "profile"
 
 @dataclass(frozen=True, slots=True)
 class MeteredMachine:
-    """A machine that runs measurements, and the meter of its power.
+    """A machine for measurements, with a power meter if there is one.
 
     Attributes:
-        meter: meter of the machine's bench; None if there is none.
-        meter_text: what the meter measures, or why there is no meter.
+        meter: The meter of the machine's bench, or None.
+        meter_text: What the meter measures, or why there is no meter.
     """
 
     machine: Machine
@@ -36,13 +36,13 @@ class MeteredMachine:
 
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
-    """Return a context that yields a machine. If `text` names a bench, the context opens its device.
+    """Return a context manager that yields a machine. For a bench, it opens the device of the bench.
 
     Args:
-        text: text that `Machine.parse` takes, path of a bench's environment file, or name of a bench.
+        text: A text for `Machine.parse`, the path of an environment file, or the name of a bench.
 
     Raises:
-        CutError: the text is none of these.
+        CutError: The text is none of these.
     """
     from edgekit_offload.profiling.machine import Machine
 
@@ -55,7 +55,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
 
 
 def find_names(text: str) -> tuple[str, str] | None:
-    """Return names of target and profile of the bench that `text` names; None if it names no bench."""
+    """Return the target name and the profile name of the bench `text`, or None if it is no bench."""
     if not _is_bench(text):
         return None
     from edgekit_hil.benches.bench_file import find_bench

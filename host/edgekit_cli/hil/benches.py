@@ -1,4 +1,4 @@
-"""`edgekit hil benches`: the benches that need no hardware."""
+"""`edgekit hil benches`: lists the benches that need no hardware."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`edgekit hil image`: the system of the emulated ARM64 devices, made from Debian's packages."""
+"""`edgekit hil image`: creates the system of the emulated ARM64 devices from Debian packages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgekit_cli.progress import ProgressBar
 @click.command("image")
 @click.option("--rebuild", is_flag=True, help="Make it even if there is one with the same packages.")
 def command(*, rebuild: bool) -> None:
-    """Make the ARM64 system of the benches arm64-userland and arm64-booted, unless it exists.
+    """Create the ARM64 system of the benches arm64-userland and arm64-booted, unless it exists.
 
-    It needs root, and takes Debian's packages from the mirror and the release that this machine's apt uses.
-    The image stays in your cache; the two newest are kept.
+    The command needs root. It uses the Debian mirror and release in this machine's apt configuration. The
+    image is stored in your cache folder, which keeps the two newest images.
     """
     from edgekit_hil.drivers.boot_strategy import save_snapshot
     from edgekit_hil.images.image_cache import make_image

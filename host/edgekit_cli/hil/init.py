@@ -1,4 +1,4 @@
-"""`edgekit hil init`: describe a bench, and see whether it answers."""
+"""`edgekit hil init`: describes a bench, and checks that its device answers."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def command(
     out: Path,
     force: bool,
 ) -> None:
-    """Write the environment file of a bench, then connect to its device and show what is there.
+    """Write the environment file of a bench, then connect to its device and show facts about it.
 
-    It asks for what no option says.
+    The command asks for everything that no option states.
     """
     from edgekit_hil.benches.bench_file import read_bench
     from edgekit_hil.benches.bench_writer import SshBench, write_bench

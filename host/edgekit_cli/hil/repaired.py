@@ -1,4 +1,4 @@
-"""`edgekit hil repaired`: a person says that a bench is in order."""
+"""`edgekit hil repaired`: marks a bench as repaired."""
 
 import click
 
@@ -6,7 +6,7 @@ import click
 @click.command("repaired")
 @click.argument("bench", metavar="FILE")
 def command(bench: str) -> None:
-    """Confirm that the bench of FILE is in order again; a name of `edgekit hil benches` also works."""
+    """Mark the bench of FILE as repaired. A name from `edgekit hil benches` also works."""
     from edgekit_hil.benches.bench_file import find_bench
     from edgekit_hil.benches.bench_lock import BenchLock
 
