@@ -1,6 +1,6 @@
 """Starts the server for users and programs: the console at `/` and the HTTP interface at `/api/v1`.
 
-It has its own port, so a firewall can separate it from the server for devices. It only uses plain HTTP on
+It has its own port, so a firewall can separate it from the server for devices. It uses TLS, except on
 loopback.
 """
 
@@ -40,7 +40,7 @@ def serve_people(
 ) -> Iterator[AdminListener]:
     """Serve the console and the HTTP interface, and send webhooks, until the `with` block ends.
 
-    The server uses the certificate in the settings, or else one of `authority`. `name` is the DNS name or
+    The server uses the certificate in the settings, or else that of `authority`. `name` is the DNS name or
     address under which users reach this machine.
 
     Raises:

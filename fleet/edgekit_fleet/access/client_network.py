@@ -1,4 +1,4 @@
-"""Maps the address of a client to its network, since limits count each network as one client."""
+"""Maps a client address to its network. Limits count all addresses of a network as one client."""
 
 import ipaddress
 from typing import Final

@@ -1,7 +1,6 @@
 """Limits the number of failed attempts, so that nobody can guess passwords or codes.
 
-The count of failures decreases with time, at a rate of the limit per minute. With a limit of 20, one more
-attempt is allowed 3 s after the 20th failure.
+Failures expire one by one. With a limit of 20 failures a minute, one failure expires every 3 s.
 
 The counts are in the store, so all managers share them, and they survive a restart.
 """
@@ -31,7 +30,7 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
     Args:
         session: A session of the store.
-        limits: A dict from each counter of the attempt, such as `login address 10.0.0.1`, to its limit per
+        limits: A dict from the counters of the attempt, such as `login address 10.0.0.1`, to their limits per
             minute.
         now: The time in seconds since 1970.
     """
@@ -39,9 +38,9 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed, and return True if the attempt is allowed.
+    """Count an attempt as failed, and return True if it may be checked.
 
-    Call this before checking a password or code, and call `forgive` if it is right. If a limit is reached,
+    Call this before a password or code is checked, and call `forgive` after a success. If a limit is reached,
     the attempt is not counted, and the result is False. The arguments are those of `allows`.
     """
     rows = _read(session, limits)

@@ -16,7 +16,7 @@ _LIFE_S: Final = 3600.0
 
 
 class FirstAdminCode:
-    """A code to create the first administrator, valid for an hour while the fleet has no users.
+    """A code to create the first administrator. It is valid for an hour while the fleet has no users.
 
     Attributes:
         secret: The secret in the link `/first?code=SECRET`.

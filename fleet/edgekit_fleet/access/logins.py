@@ -1,6 +1,6 @@
 """Logins of users at the console. A login is a cookie with a secret, whose digest the store keeps.
 
-The token against forged requests (CSRF) is derived from the secret, so it is only valid during the login.
+The CSRF token is derived from the secret, so it is only valid during the login.
 """
 
 import hmac
@@ -37,7 +37,7 @@ class Login:
 
     Attributes:
         principal: The user.
-        csrf_token: The token that every form of the console carries.
+        csrf_token: The token that every form of the console contains.
         signed_on_role: The role of a user whom a proxy logged in. It is None for a user with a password.
     """
 
@@ -46,7 +46,7 @@ class Login:
     signed_on_role: str | None = None
 
     def accepts(self, csrf_token: str) -> bool:
-        """Return True if this is the CSRF token of this login, so the form is from one of its pages."""
+        """Return True if this is the CSRF token of this login."""
         return hmac.compare_digest(self.csrf_token.encode(), csrf_token.encode(errors="replace"))
 
 
@@ -54,7 +54,7 @@ class LoginDesk:
     """Logs users in by name and password, and limits the rate of guesses.
 
     After a login, the browser keeps a cookie that identifies it. Failures from a browser with this cookie
-    have a separate limit, so attackers without the cookie cannot lock the user out there.
+    have a separate limit. So attackers without the cookie cannot lock the user out of that browser.
 
     Other failures are counted for the pair of name and address. They lock out neither other users at that
     address nor this user elsewhere. Wider limits apply to the failures for each name, for each address, and

@@ -42,7 +42,7 @@ class NewSecondFactor:
 
     Attributes:
         uri: The URI for an authenticator app, `otpauth://totp/...`.
-        recovery_codes: Codes that each replace a code of the app once.
+        recovery_codes: Codes that can each be used once in place of a code of the app.
     """
 
     uri: str

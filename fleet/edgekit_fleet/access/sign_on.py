@@ -10,8 +10,8 @@ refused and raises an alarm. The HTTP interface ignores the headers, since progr
 
 Users of the proxy have no password here, and cannot use the name of a user with a password. Otherwise,
 somebody could become an administrator by choosing a name at the identity provider. A login is only valid in
-requests whose headers state the same name and role. So a user whom the identity provider blocks, or moves to
-other groups, is logged out at once.
+requests whose headers state the same name and role. So a user who is blocked at the identity provider, or
+moved to other groups, is logged out at once.
 """
 
 import hmac

@@ -28,9 +28,10 @@ class Token:
     Attributes:
         name: The name of the token. Its actor in the audit log is `token:NAME`.
         scopes: The permissions of the token.
-        created_at, expires_at: The time of creation and of expiry, or None, in seconds since 1970.
+        created_at: The time of creation, in seconds since 1970.
+        expires_at: The time of expiry, in seconds since 1970, or None if the token does not expire.
         created_by: The actor who created the token.
-        used_at: The time of the last use, or None, in seconds since 1970. It is exact to a minute.
+        used_at: The time of the last use, to the minute, in seconds since 1970, or None.
     """
 
     name: str
@@ -116,9 +117,9 @@ def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
 
 
 def end_expired(session: Session, after: float, until: float) -> None:
-    """Revoke what was created with tokens that expired after `after`, up to and including `until`.
+    """Revoke everything that was created with tokens which expired in an interval.
 
-    Both times are in seconds since 1970.
+    The interval is from `after` (exclusive) to `until` (inclusive), in seconds since 1970.
     """
     expired = select(TokenRow.name).where(TokenRow.expires_at > after, TokenRow.expires_at <= until)
     for name in session.scalars(expired).all():

@@ -43,7 +43,7 @@ def check_key(key: str) -> str:
 
 
 def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int, bytes] | None:
-    """Store that a new request has begun, and return None.
+    """Record that a new request has begun, and return None.
 
     For a repeated request, return the status and body of its answer.
 
@@ -79,7 +79,7 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 
 
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
-    """Store the answer to a request. If the status is 500 or more, the request can be repeated instead.
+    """Store the answer to a request, unless its status is 500 or more, so that the request can be repeated.
 
     `answer` is the body, or empty if the answer contains a secret.
     """

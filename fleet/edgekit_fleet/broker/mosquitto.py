@@ -71,7 +71,7 @@ log_type warning
 def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
     """Write the files for mosquitto into the fleet's broker folder, and return the path of `mosquitto.conf`.
 
-    To run the broker on another machine, copy only this folder. It does not contain the authority's keys.
+    To run the broker on another machine, copy only this folder, which has no keys of the authority.
 
     Raises:
         OutputError: The folder cannot be written.
@@ -173,7 +173,7 @@ class Mosquitto:
             os.kill(self._child.pid, signal.SIGHUP)
 
     def silence(self, devices: Collection[str]) -> None:
-        """Make the broker drop all messages of these devices, and of no others.
+        """Make the broker drop the messages of these devices, and no longer those of other devices.
 
         A device that floods the broker would otherwise fill the manager's queue, and messages of other
         devices would be lost.
@@ -187,7 +187,7 @@ class Mosquitto:
     def restart_if_ended(self) -> bool:
         """Restart the broker if it has ended. Return True if it was restarted.
 
-        While the broker ends soon after each start, the pause before the next start doubles.
+        If the broker keeps ending soon after its start, the pause before the next start doubles each time.
 
         Raises:
             TransportError: The broker does not start.

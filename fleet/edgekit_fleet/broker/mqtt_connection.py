@@ -21,7 +21,7 @@ _MAX_PACKET_BYTES: Final = 1 << 18  # a hundred times what the fleet sends
 
 
 class ConnectionOwner(Protocol):
-    """The owner of a connection, whose methods are called on its events, in the thread of the event loop."""
+    """The owner of a connection. Its methods are called on events, in the thread of the event loop."""
 
     def connected(self, connection: "MqttConnection") -> None:
         """The broker has accepted the connection and its subscriptions."""
@@ -44,7 +44,8 @@ class ConnectionOptions:
         host: The expected name in the broker's certificate.
         will_topic, will: The topic and payload of the last will, which is retained. An empty topic means no
             will.
-        keepalive_s: The interval in seconds. After 1.5 intervals without a packet, the broker disconnects.
+        keepalive_s: The keep-alive time in seconds. The broker disconnects after 1.5 times this without a
+            packet.
         is_mqtt5: Whether to use MQTT 5 instead of 3.1.1.
     """
 

@@ -1,7 +1,7 @@
 """Tests with real messages whether a broker supports what the fleet's protocol needs.
 
-The broker's replies prove nothing. mosquitto accepts a forbidden subscription, and two nodes of RabbitMQ 4
-accept a shared one, but they deliver no messages.
+The broker's replies prove nothing. For example, mosquitto accepts a forbidden subscription but delivers no
+messages, and so do two nodes of RabbitMQ 4 with a shared subscription.
 """
 
 import os

@@ -142,7 +142,7 @@ def _draw_line(line: Line, frame: Frame) -> Markup:
 
 
 def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
-    """Return a bar that is divided in proportion to numbers.
+    """Return a bar with parts whose widths are proportional to their numbers.
 
     Args:
         parts: The class of the style sheet and the number of each part.

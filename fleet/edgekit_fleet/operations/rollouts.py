@@ -106,7 +106,7 @@ RolloutLimits = make_dataclass(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRollout:
-    """A rollout to plan, but not to start.
+    """A rollout to plan.
 
     Attributes:
         release, selector: The release, and the devices that get it.

@@ -1,7 +1,7 @@
 """The profile of a model on a machine: the times of its fused kernels and the sizes of its tensors.
 
-A profile is a JSON file. It describes one machine and no links. `planning_graph` joins the profiles of two
-machines, and the planner adds the link.
+A profile is a JSON file about one machine. `planning_graph` joins the profiles of two machines, and the
+planner adds the network link.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class KernelTime:
         name, op: The name and operator type of the node in the optimised graph.
         reads, writes: The names of the activations that the kernel reads and writes. Some of them exist only
             in the optimised graph.
-        seconds: The kernel's share of the time of a run. The times of all kernels sum up to `whole_s`.
+        seconds: The time of the kernel in a run. The times of all kernels sum up to the time of the run.
         spread: The interquartile range of the kernel's times, divided by their median.
         weights_bytes: The size of the weights that the kernel reads, in the engine's format.
     """
@@ -55,12 +55,12 @@ class ModelProfile:
         model_sha256: The SHA-256 of the model file.
         measured_on: The machine as the user named it, such as `local@20%` or `ssh:kitchen`.
         machine: Facts about the machine, and its state during the measurement.
-        label: `emulated` if the machine was slowed down to imitate another one.
-        whole_s, whole_spread: The time of a run of the whole model without profiling, and the interquartile
-            range of these times, divided by their median.
-        scale: The factor that makes the kernels' times, less `overhead_s`, sum up to `whole_s`. Far below 1,
-            profiling disturbed the run. Above 1, the run spends time outside of its kernels. It is 0 without
-            kernels.
+        label: How the times were obtained. `emulated` means that the machine was slowed down.
+        whole_s, whole_spread: The time of a run of the whole model without profiling, and its spread (see
+            `KernelTime`).
+        scale: The factor for the kernels' times, after `overhead_s` is subtracted, that makes them sum up to
+            `whole_s`. If it is far below 1, profiling disturbed the run. If it is above 1, the run spends
+            time outside of its kernels. It is 0 without kernels.
         inputs, outputs: The names of the model's inputs and outputs.
         tensors: The sizes in bytes of the inputs and of all tensors that kernels write, by name.
         unsendable: Tensors that cannot be sent, since their size depends on the data or they are not plain
@@ -68,7 +68,7 @@ class ModelProfile:
         kernels: The kernels, in execution order. Empty if only whole runs could be measured.
         obstacle: Why there are no kernels, or why the model cannot be split. Empty if it can be split.
         overhead_s: The time that profiling added to each kernel (see `find_overhead`).
-        request: The time that a request to a server costs this machine, without the model itself.
+        request: The cost of a request to a server on this machine, without the model itself.
     """
 
     model: str
@@ -109,7 +109,7 @@ def describe_cause(cause: Exception) -> str:
 def digest_model(content: bytes) -> str:
     """Return the SHA-256 of a model file in hexadecimal digits, which identifies the model of a profile.
 
-    External data files are not hashed: for gigabytes, that would take longer than the measurement.
+    External data files are not included, since hashing gigabytes would take longer than the measurement.
     """
     return hashlib.sha256(content).hexdigest()
 

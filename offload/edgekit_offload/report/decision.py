@@ -34,10 +34,9 @@ def _seconds(latency_ms: float) -> float:
 
 
 def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
-    """Return the bandwidth ranges, in rising order, each with the candidate that is the best in it.
+    """Return the bandwidth ranges with their best candidates, in rising order.
 
-    Two neighbouring ranges meet at the geometric mean of the two grid points between them.
-
+    Two neighbouring ranges meet at the geometric mean of the grid points on both sides.
     `row` is the index of the round-trip time in `result.rtts_ms`.
     """
     grid, rtt_ms = result.bandwidths_mbit_s, result.rtts_ms[row]
@@ -54,7 +53,7 @@ def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
 
 
 def decide(result: PlanningResult) -> list[str]:
-    """Return sentences about the best candidates and the gain of splitting, for the first round-trip time."""
+    """Return sentences about the best candidates and the gain from splitting, for `result.rtts_ms[0]`."""
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return ["Nothing was measured, so there is nothing to decide."]
     reaches, grid = reaches_of(result, 0), result.bandwidths_mbit_s

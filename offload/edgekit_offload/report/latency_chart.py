@@ -53,7 +53,7 @@ class Reach:
 
 
 def colors_of(reaches: Sequence[Reach]) -> dict[int, int]:
-    """Return a dict from the index of each candidate in `reaches` to the number of its colour."""
+    """Return a dict from the index of each candidate in `reaches` to its colour number."""
     return {
         curve: number % _COLORS + 1
         for number, curve in enumerate(dict.fromkeys(reach.curve for reach in reaches))
@@ -149,10 +149,8 @@ def ribbon_part(
 ) -> Markup:
     """Return one part of a ribbon, with the first of `names` that fits as its label.
 
-    There is no label if all names are too long.
-
-    `ends` are the left and right end and `top` is the upper edge, in units of the drawing. `words` is the
-    text of the tooltip, and `style` a class of the style sheet.
+    There is no label if all names are too long. `ends` are the left and right end and `top` is the upper
+    edge, in units of the drawing. `words` is the text of the tooltip. `style` is a class of the style sheet.
     """
     width = max(ends[1] - ends[0], 1.0)
     name = next((name for name in names if _CHARACTER * len(name) + 8 <= width), None)

@@ -1,7 +1,7 @@
 """A plan as one HTML page: the decision, the chart, the table, each cut, and how everything was measured.
 
-The page has no scripts and sends no requests. Radio buttons select the round-trip time, and style sheets show
-values on hover and focus.
+The page has no scripts and sends no requests. Radio buttons select the round-trip time, and CSS shows values
+on hover and focus.
 """
 
 import math

@@ -60,8 +60,8 @@ class TagDevice:
     Attributes:
         name: The name of the device.
         tags: An object from tag to value. An empty value removes the tag.
-        is_sure: Whether to set the tags even if the device then gets another version. Otherwise, that is
-            error 409.
+        is_sure: Whether to set the tags even if this changes the version of the device. If false, such a
+            change is refused with error 409.
     """
 
     name: str
