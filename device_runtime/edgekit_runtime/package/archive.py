@@ -4,9 +4,9 @@ A reader checks in this order that the ZIP structure is canonical, that the sign
 key, that the manifest has the signed digest, and that each artifact has the digest in the manifest. The
 contents are hashed once, in a memory-mapped file, and returned as views of it.
 
-One thing is not checked: that the file stays unchanged after verification. Anyone who can write to the
-package folder can change a mapped file, or truncate it, which kills the process with SIGBUS. Only the
-runtime's user should therefore have write access to that folder.
+A reader cannot detect changes to the file after verification. Anyone who can write to the package folder can
+change a mapped file, or truncate it, which kills the process with SIGBUS. Only the runtime's user should
+therefore have write access to that folder.
 
 Source: docs/reference/package-format.md.
 """
@@ -176,7 +176,7 @@ class OpenedPackage:
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def select(self, variant: str) -> "OpenedPackage":
-        """Return this package as if a variant were its only variant. Closing either package closes both.
+        """Return a view of this package with only one variant. Closing the view or the package closes both.
 
         Raises:
             PackageError: There is no variant of that name.
@@ -184,7 +184,7 @@ class OpenedPackage:
         return self._show(self.manifest.select(variant), self.submodel)
 
     def select_submodel(self, name: str) -> "OpenedPackage":
-        """Return this package as if a submodel were its model. Closing either package closes both.
+        """Return a submodel as a package of its own. Closing this package or the result closes both.
 
         Raises:
             PackageError: There is no submodel of that name.

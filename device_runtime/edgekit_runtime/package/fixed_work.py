@@ -4,10 +4,10 @@ For example, a loop whose trip count is an input takes 20 us with the golden inp
 Other examples are a `Range`, `Tile` or `Reshape` whose size is an input, and operators that process the rows
 found by `NonZero`. A model without fixed work must not run on the event loop, and its calls are not batched.
 
-Measurements cannot show this, and the manifest may make false claims, so the graph itself is analysed.
+Measurements cannot prove fixed work, and the manifest may make false claims, so the graph itself is analysed.
 Operators that run a body (loops, branches) have no fixed work, except an `If` whose condition depends only on
 sizes. Any other operator has fixed work, unless an input that can set a size depends on the values of a model
-input. The output of `Shape` counts as independent of these values, since the request bounds its sizes.
+input. The output of `Shape` is not such a value, since the sizes of the inputs are limited.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Golden tensors: recorded inputs with the outputs that a device must reproduce within a tolerance.
 
 The values are stored in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be
-stored as 8-bit codes, which take a quarter of the space. Real inputs, such as pixels, often are such codes.
-To keep large images small, one code may stand for a block of equal values, and only every k-th value of an
+stored as 8-bit codes, which take a quarter of the space. Pixels, for example, are often 8-bit integers. To
+save more space, one code may be stored for a block of equal input values, and only every k-th value of an
 output may be stored. Additional rows store no inputs, since `resample` computes them from the first row.
 """
 
@@ -43,8 +43,8 @@ def resample(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
 
     Each array is filled with one background value and has blocks of randomly drawn values. Floats are drawn
     from the first row's values. Integers are drawn from the range of the first row's values, so they stay
-    valid as table indices. If a value is 2**31 or more in size, integers are drawn like floats. The result is
-    the same on every machine.
+    valid as table indices. If an integer has an absolute value of 2**31 or more, integers are drawn like
+    floats. The result is the same on every machine.
 
     Args:
         inputs: A dict from input names to the arrays of the first row, in the order of the manifest.
@@ -122,7 +122,7 @@ class Codes(Record):
 
     Attributes:
         dtype: `uint8` or `int8`.
-        scale, offset: The factor and the offset. They and both intermediate results are rounded to float32.
+        scale, offset: The factor and the offset. The product and the sum are rounded to float32.
         repeat: The number of consecutive values along each axis that share a code. None means 1 on every
             axis.
 
@@ -234,11 +234,11 @@ class GoldenOutput(Record):
         name, dtype, shape: The output that the session must return.
         path: The path of the artifact that holds the values.
         atol, rtol: The absolute and relative tolerance, at least 0.
-        every: The interval of the stored values, counted in C order from the first value. If `axis` is set,
-            the interval of the stored rows. Other values are not compared.
+        every: The interval of the stored values, in C order from the first value. The interval counts rows if
+            `axis` is set. Values that are not stored are not compared.
         axis: The axis of the rows if their number depends on the data, else None. Such rows are compared as a
             set, as `row_sets` describes.
-        loose: The number of stored rows that may have no counterpart, at most half of them.
+        loose: The number of stored rows that may have no match in the output, at most half of the rows.
         count_atol: The allowed difference in the number of rows, at most half of them.
     """
 

@@ -200,7 +200,7 @@ class Manifest(Record):
 
     @property
     def needs_answerer(self) -> bool:
-        """Whether an `Answerer` is needed: the manifest describes the meaning of inputs or outputs."""
+        """Whether the manifest describes the meaning of inputs or outputs, so an `Answerer` is needed."""
         return bool(self.task or self.preprocessing or self.labels)
 
     @property
@@ -225,7 +225,7 @@ class Manifest(Record):
     def select_submodel(self, name: str) -> "Manifest":
         """Return a manifest that describes a submodel as if it were the whole model.
 
-        Its name is the name that `served_name` returns.
+        The new manifest has the name that `served_name` returns.
 
         Raises:
             PackageError: There is no submodel of that name.

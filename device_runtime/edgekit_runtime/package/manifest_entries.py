@@ -137,10 +137,10 @@ class BackendChoice(Record):
     def from_json(
         cls, value: object, where: str = "", error: type[EdgekitError] = ManifestError, *, depth: int = 0
     ) -> "BackendChoice":
-        """Parse a choice from a JSON object. Unless it is a fallback, the field `fallback` is required.
+        """Parse a choice from a JSON object. Only a fallback may omit the field `fallback`.
 
-        `where` is the position in the manifest for error messages. `depth` is the number of choices before
-        this one.
+        `where` is the position in the manifest for error messages. `depth` is the number of earlier choices
+        in the chain.
 
         Raises:
             ManifestError: A field is missing or wrong, or there are more than `MAX_BACKENDS` choices.

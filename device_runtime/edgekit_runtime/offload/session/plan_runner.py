@@ -60,7 +60,7 @@ class PlanRunner:
     def carries(self, inputs: Mapping[str, Array]) -> bool:
         """Return whether the plan computes the same outputs as the whole model for these inputs.
 
-        It is False for NaN and infinity, and for values that the 8-bit codes of an input cannot represent.
+        The result is False if an input has NaN, infinity or a value that its 8-bit codes cannot represent.
         """
         return all(map(_is_finite, inputs.values())) and all(
             _fits(inputs[name], codes) for name, codes in self.plan.codes.items()
@@ -108,8 +108,7 @@ class PlanRunner:
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return a dict from the name of each input of the tail to its array.
 
-        If the plan sends an input as an image or audio file, its array is the content of that file, uint8
-        [bytes].
+        An input that is sent as an image or audio file has the content of the file as array, uint8 [bytes].
 
         Raises:
             DataError: An input of the tail is missing, or an image or sound has more than one row.

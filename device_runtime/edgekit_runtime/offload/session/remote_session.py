@@ -1,9 +1,8 @@
-"""A session that runs each request wherever it is answered soonest: on the device, on a server, or on both.
+"""A session that runs each request on the device, on a server or on both, depending on measurements.
 
 The caller always gets correct outputs. If a reply is wrong or missing, or later than predicted, the model
 also runs on the device. The first answer is used and the other run is cancelled. A server is used only after
-it has answered golden inputs correctly. Meanwhile requests run locally, unless the device cannot run the
-model.
+it has answered golden inputs correctly. Until then, requests run on the device, if it can run the model.
 
 `offload_state` chooses the plan, `server_prober` tests the server, and `offload_server` sends and receives.
 """
