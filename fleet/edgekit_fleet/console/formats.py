@@ -55,7 +55,10 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in percent, or a dash (`NONE`) if `whole` is 0. `0 %` and `100 %` are exact."""
+    """Return a share in percent, or a dash (`NONE`) if `whole` is 0.
+
+    Only exact shares are shown as `0 %` and `100 %`.
+    """
     if not whole:
         return NONE
     percent = 100 * part / whole

@@ -1,8 +1,8 @@
 """The page of model health: the cost and quality of each version on each device class, over the last day.
 
-A fleet of 100,000 devices reports millions of figures a day, so the page only reads a sample of devices.
-These are the first devices of each class among those that reported in the newest hour of a version. The
-decisions of rollouts use all figures.
+A fleet of 100,000 devices reports millions of figures a day, so the page only reads a sample. For each
+version, this is the first devices of each class that reported in its newest hour. The decisions of rollouts
+use all figures.
 """
 
 import math

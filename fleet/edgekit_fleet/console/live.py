@@ -2,8 +2,8 @@
 
 While any page is open, a watcher reads two values from the store ten times a second: the number of the newest
 audit log entry, and the time of the newest document of a device. Events have no content, since each page
-fetches its own part again. The `id` of an event is the position up to which the page is informed. A browser
-sends it when it reconnects, so no event is lost while the tab is hidden or the network is down.
+fetches its own part again. The `id` of an event is the position up to which the page has been updated. A
+browser sends it when it reconnects, so no event is lost while the tab is hidden or the network is down.
 
 | event | meaning |
 |---|---|
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EventPosition:
-    """The position in the store up to which a page is informed.
+    """The position in the store up to which a page has been updated.
 
     Attributes:
         audit: The number of the newest entry of the audit log.

@@ -149,7 +149,7 @@ def remove_query(console: Console, request: Request) -> Response:
 
 
 def change_window(console: Console, request: Request) -> Response:
-    """Save or remove a named window, which is the hours in which devices may switch, and redirect."""
+    """Save or remove a named window of hours in which devices may switch versions, and redirect."""
     form, actor = request.state.form, request.state.principal.name
     name = form.get("name", "").strip()
     if form.get("action") == "remove":

@@ -1,1 +1,1 @@
-"""`edgekit fleet demo`: its script, its manager, its real device and the network of that device."""
+"""The command `edgekit fleet demo`: its steps, its manager, its real device and that device's network."""

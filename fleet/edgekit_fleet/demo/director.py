@@ -1,4 +1,4 @@
-"""The script of the demo: 21 devices, a good release, a bad release that is stopped, and a network failure.
+"""Runs the demo: 21 devices, a good release, a bad release that is stopped, and a network failure.
 
 This module prints nothing. It gets finished packages and reports each step to its caller. The manager, the
 broker, the web server, the certificates and one device are real. The other devices are simulated with the

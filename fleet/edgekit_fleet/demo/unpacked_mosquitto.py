@@ -1,7 +1,6 @@
 """Unpacks mosquitto from Debian's package into the cache, without root, if it is not installed.
 
-Libraries that are missing on this machine are unpacked too. apt verifies the signatures, in folders of its
-own.
+Libraries that are missing on this machine are unpacked too. apt verifies the signatures.
 """
 
 import os

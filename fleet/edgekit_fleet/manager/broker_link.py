@@ -48,7 +48,7 @@ class BrokerLink:
         self._is_closing = False
 
     async def connect(self, brokers: Sequence[tuple[str, int]], context: ssl.SSLContext) -> None:
-        """Connect, subscribe to the topics of devices, and start to reopen the connection when it is lost.
+        """Connect, and subscribe to the topics of devices. A lost connection is reopened from now on.
 
         Args:
             brokers: The host and port of the broker, or of each node of a cluster. They are tried in turn.
@@ -109,7 +109,7 @@ class BrokerLink:
     # Called by the connection
 
     def connected(self, connection: MqttConnection) -> None:
-        """Use `connection`, which the broker has accepted, from now on."""
+        """Use `connection` from now on, since the broker has accepted it."""
         self.connections += 1
         self._connection = connection
         self._outcome.set_result(None)

@@ -2,8 +2,8 @@
 
 A document is accepted only if the device in its topic has signed it, and if its number is higher than that of
 the last document of its kind. So a broker cannot forge, replay or reorder messages. Refused messages are
-counted, and written to the audit log once a minute for each device. A device that restarts with lower numbers
-may have lost its journal. It is told the highest number (`Desired.sequence`).
+counted, and written to the audit log once a minute for each device. A device with lower numbers than before
+may have lost its journal. The manager tells it the highest number (`Desired.sequence`).
 
 A device with valid keys may still be malicious or faulty. So there are limits for each device: on messages a
 second, on audit log entries a day, and on the number of versions with figures.
@@ -129,7 +129,7 @@ class KnownDevice:
         return (is_missing or is_lost) and not self.is_revoked
 
     def is_too_fast(self, clock: float) -> bool:
-        """Return True if a message of the device exceeds the rate and burst limits. The message is counted.
+        """Return True if another message exceeds the rate or burst limit of the device. Otherwise, count it.
 
         `clock` is the monotonic clock in seconds.
 
@@ -169,7 +169,7 @@ class KnownDevice:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Return True unless the device has reported too many versions today. This version is counted."""
+        """Count a version, and return True unless the device has reported too many versions today."""
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:

@@ -28,7 +28,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def follows(kind: type[ReleaseRow] | type[RolloutRow], created_at: float, name: str) -> ColumnElement[bool]:
-    """Return the SQL condition for the rows that follow a row in a list, newest first.
+    """Return the SQL condition for the rows after a given row, in a list with the newest first.
 
     `created_at` is the time of the row in seconds since 1970, and `name` is its name. Rows with equal times
     are sorted by name.

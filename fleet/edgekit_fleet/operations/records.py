@@ -132,7 +132,7 @@ def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
 
     Raises:
         ConfigError: The folder is not empty, or the file is not a backup. The backup and the database both
-            contain a fleet's store, or neither does.
+            contain a fleet's store, or both lack it.
         OutputError: The folder or the database cannot be written.
     """
     if database and not database.startswith(("postgresql://", "postgres://")):

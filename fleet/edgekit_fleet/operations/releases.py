@@ -48,8 +48,9 @@ class ReleaseSummary:
         is_withdrawn: Whether no rollout may use the release.
         is_encrypted: Whether only devices that may run the packages can read them.
         packages: The (model, version, target, size in bytes) of each package.
-        deltas: The (model, target, old version, size in bytes) of each delta. For an unknown version, it is
-            the start of the old package's digest. It is empty for a coded file, which needs no old package.
+        deltas: The (model, target, old version, size in bytes) of each delta. An unknown version is replaced
+            by the start of the old package's digest. The version is empty for a coded file, which needs no
+            old package.
     """
 
     name: str

@@ -48,7 +48,7 @@ _LEAST_ANSWER_S: Final = 60.0  # of a step, beside the times that the rollout it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """The effect of a rollout.
+    """The planned effect of a rollout.
 
     Attributes:
         planned: The devices that get packages, sorted by name.
@@ -72,7 +72,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """The effect of a rollout, without an object for each device.
+    """The planned effect of a rollout, without an object for each device.
 
     Attributes:
         planned: The plan of one device, and the names of all devices that get the same packages.
@@ -535,8 +535,7 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
     """Return a sentence for each open rollout that is affected by a change of a device's tags.
 
-    The change can add the device. The selector can also stop matching a device in the cohort, which stays
-    there.
+    Either the device would join the rollout, or it is in the cohort and would no longer match the selector.
 
     Args:
         store: The store of the fleet.

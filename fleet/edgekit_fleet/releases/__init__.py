@@ -1,1 +1,1 @@
-"""Releases: packages that a fleet may get under one approval, and the repository that serves them."""
+"""Releases: sets of packages that are approved together, and the repository that serves them."""

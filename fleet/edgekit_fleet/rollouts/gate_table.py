@@ -95,7 +95,7 @@ class Gate:
             its first answer.
         figure: For any other gate, returns the figure of a model between two reports of a version, or None if
             it is unknown. A device counts after `min_requests` calls.
-        compare: `ratio` or `difference` to the old version on the same device, or `level` without comparison.
+        compare: `ratio` or `difference` to the old version on the same device, or `level` for no comparison.
         worse: The direction in which the figure gets worse.
         ideal: The best level.
         most, least: The bounds to which evidence is clipped. `least` is negative for random differences,

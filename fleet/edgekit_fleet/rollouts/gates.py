@@ -288,7 +288,7 @@ def find_needed(test: GateTest, group: SampleGroup) -> float:
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return how close a test is to a stop. It is 0 if the mean is within the limit, and a stop from 1 on.
+    """Return how close a test is to a stop: 0 if the mean is within the limit, 1 or more for a stop.
 
     `values` are from `SampleGroup.choose`.
     """

@@ -60,7 +60,7 @@ class _Report:
 
 @dataclass(slots=True)
 class Controls:
-    """The reports of control devices, which are the last 12 devices of each class and run the old version.
+    """The reports of control devices: the last 12 devices of each class that still run the old version.
 
     The store has only the last report of each hour. This object has one report a minute since the rollout
     started, so a period can begin when a device switches. After a restart of the manager, only the hourly

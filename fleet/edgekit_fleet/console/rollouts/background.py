@@ -39,7 +39,7 @@ class _Task(Generic[Result]):
 
 
 class Background(Generic[Result]):
-    """Runs work in one background thread. Any thread may call it."""
+    """Runs work in one background thread. Its methods may be called from any thread."""
 
     def __init__(self, closing: ExitStack) -> None:
         """Begin without work; `closing` waits for running work and drops waiting work."""

@@ -1,6 +1,6 @@
 """The course of a rollout's gates: their evidence after each answer, and how close they are to a stop.
 
-A gate tests whether a mean is above its limit (see `edgekit_fleet.rollouts.betting`). The lower bound is the
+A gate tests whether a mean is above a limit (see `edgekit_fleet.rollouts.betting`). The lower bound is the
 largest limit that the answers refute so far. With a confidence of 1 - alpha, the mean is above the bound at
 all times. The rollout stops when the bound reaches the gate's limit.
 """
@@ -68,7 +68,7 @@ def find_courses(
 ) -> list[Course]:
     """Return the course of each gate that has answers.
 
-    A course is for the device group and model with the strongest evidence against the release.
+    Each course is that of the device group and model with the strongest evidence against the release.
 
     Args:
         samples: The samples, in the order of the devices' first answers. Samples without an answer follow.

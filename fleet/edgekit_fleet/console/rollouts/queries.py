@@ -48,7 +48,7 @@ class Wave:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """The (state, number of devices) in the order of the bar's parts, without unused states."""
+        """The (state, number of devices) of all states with devices, in the order of the bar."""
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
@@ -102,7 +102,7 @@ def list_rollout_rows(
 
 
 def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
-    """Return the device counts of each rollout, by name, as one wave with the number 0."""
+    """Return a dict from rollout to the counts of all its devices, as one wave with the number 0."""
     rows = session.execute(
         select(MemberRow.rollout, MemberRow.state, func.count())
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
@@ -127,7 +127,7 @@ def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
 
 
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return why devices failed to install a rollout's release or to roll it back, most frequent first."""
+    """Return the reasons why devices failed to install a release or to roll back, most frequent first."""
     count = func.count(ExecutionRow.device.distinct())
     columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
     groups = session.execute(
@@ -164,7 +164,7 @@ def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
 
 
 def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return why devices that match the selector are not in the rollout, most frequent first."""
+    """Return the reasons why matching devices are not in the rollout, most frequent first."""
     count = func.count()
     groups = session.execute(
         select(MemberRow.because, count, func.min(MemberRow.device))
