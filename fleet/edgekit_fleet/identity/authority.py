@@ -83,8 +83,9 @@ def check_device_name(name: str) -> str:
 
 
 class Authority:
-    """The authority in a folder with `authority.pem`, `authority.crt`, `manager.*`, `server.*`,
-    `revoked.crl`.
+    """The authority in a folder.
+
+    The files are `authority.pem` and `.crt`, `manager.*`, `server.*` and `revoked.crl`.
     """
 
     def __init__(self, folder: Path) -> None:
