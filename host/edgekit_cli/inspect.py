@@ -1,4 +1,4 @@
-"""`edgekit inspect`: the contents of a package, also before anybody trusts its key; or a `.tflite` model."""
+"""`edgekit inspect`: shows the contents of a package, trusted or not, or of a `.tflite` model."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 
 
 class PackageEvidence(NamedTuple):
-    """The evidence file beside a package; it is `verified` if its signer's key is trusted here.
+    """The evidence file next to a package.
 
-    `predicate` is its content. `problem` says why it is not valid evidence for the package, or is None; with
-    a problem, `predicate` is empty.
+    It is `verified` if its signer's key is trusted on this machine. `predicate` is its content. `problem`
+    says why it is not valid evidence for the package, or is None. With a problem, `predicate` is empty.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class PackageEvidence(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """The content of a package. If it is not `verified` (by a trusted key), `key_id` is only a claim.
+    """The content of a package.
 
-    `key_name`: name of the key on this machine, or None. `evidence`: None if no evidence file lies beside the
-    package.
+    It is `verified` if it is signed with a trusted key. Otherwise `key_id` is only a claim. `key_name` is the
+    name of the key on this machine, or None. `evidence` is None if the package has no evidence file.
     """
 
     path: Path
@@ -58,10 +58,10 @@ class Inspection(NamedTuple):
 @click.argument("file", type=click.Path(path_type=Path))
 @as_json_option
 def command(file: Path, *, as_json: bool) -> None:
-    """Show what FILE holds, a package or a .tflite model.
+    """Show the contents of FILE, which is a package or a .tflite model.
 
-    Form and digests of a package are checked. A package signed with a key that is not trusted here is shown
-    too, marked UNVERIFIED; nothing of it is run. If a package is encrypted for other devices, only its header
+    The format and digests of a package are checked. A package from an untrusted key is also shown but marked
+    UNVERIFIED, and no part of it is run. For a package that is encrypted for other devices, only the header
     is shown. A .tflite model is run on zeros in a separate process.
     """
     from edgekit_runtime.errors import ManifestError

@@ -1,4 +1,4 @@
-"""`edgekit inspect FILE.tflite`: interface, operators, and how its layers are stored."""
+"""`edgekit inspect FILE.tflite`: shows the interface, operators and layers of a model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def show_tflite(path: Path, *, as_json: bool) -> None:
-    """Print interface, operators and layers of a `.tflite` model; as JSON if `as_json`.
+    """Print the interface, operators and layers of a `.tflite` model, as JSON if `as_json`.
 
     Raises:
-        ModelError: the file cannot be used, or LiteRT does not run it.
-        EngineMissingError: LiteRT is not installed here.
+        ModelError: The file cannot be used, or LiteRT cannot run it.
+        EngineMissingError: LiteRT is not installed.
     """
     from edgekit_toolkit.importers.tflite.importer import load_tflite
 

@@ -1,4 +1,4 @@
-"""`edgekit keys`: the keys that sign packages, and those that are trusted. Private keys are never printed."""
+"""`edgekit keys`: manages the keys that sign packages and the trusted keys. It never prints private keys."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _a_file = click.Path(path_type=Path)
 
 @click.group("keys", no_args_is_help=True)
 def command() -> None:
-    """Make, list, share and trust the keys that sign packages.
+    """Create, list, export and trust the keys that sign packages.
 
-    A key has a name in one folder, $EDGEKIT_HOME/keys or ~/.config/edgekit/keys. Every key there is trusted
-    on this machine; keys with a private part here, or in an HSM or KMS, can sign.
+    All keys are stored by name in the folder $EDGEKIT_HOME/keys or ~/.config/edgekit/keys, and this machine
+    trusts them. A key can sign if its private part is stored here, or in an HSM or KMS.
     """
 
 
@@ -28,7 +28,7 @@ def command() -> None:
 @click.argument("name", default="default")
 @as_json_option
 def generate(name: str, *, as_json: bool) -> None:
-    """Make an ed25519 key called NAME, which signs on this machine."""
+    """Create an ed25519 key called NAME, which signs on this machine."""
     from edgekit_toolkit.packaging.signing_keys import generate_key
 
     _report(generate_key(name), f"made, and trusted here; edgekit keys export {name} FILE shares it", as_json)
@@ -37,7 +37,7 @@ def generate(name: str, *, as_json: bool) -> None:
 @command.command("list")
 @as_json_option
 def list_command(*, as_json: bool) -> None:
-    """List the trusted keys; for a key that can sign, say how."""
+    """List the trusted keys, and how a key can sign."""
     from edgekit_toolkit.packaging.signing_keys import list_keys
 
     keys = list_keys()
@@ -64,7 +64,7 @@ def list_command(*, as_json: bool) -> None:
 @click.argument("file", type=_a_file)
 @as_json_option
 def export(name: str, file: Path, *, as_json: bool) -> None:
-    """Write the public key NAME to FILE, so that others can trust it; FILE must not exist."""
+    """Write the public key NAME to a new FILE, so that others can trust it."""
     from edgekit_runtime.errors import OutputError
     from edgekit_toolkit.packaging.signing_keys import export_key
 
@@ -78,9 +78,10 @@ def export(name: str, file: Path, *, as_json: bool) -> None:
 @click.argument("name")
 @as_json_option
 def trust(file: Path, name: str, *, as_json: bool) -> None:
-    """Trust the public key in FILE (PEM) from now on, under NAME.
+    """Trust the public key in FILE (PEM) under NAME.
 
-    The owner of its private part can then sign packages for this machine: compare the key id with the owner.
+    The owner of the private key can then sign packages for this machine, so compare the key id with the
+    owner.
     """
     from edgekit_toolkit.packaging.signing_keys import trust_key
 
@@ -93,10 +94,10 @@ def trust(file: Path, name: str, *, as_json: bool) -> None:
 @click.argument("file", type=_a_file)
 @as_json_option
 def register(name: str, uri: str, file: Path, *, as_json: bool) -> None:
-    """Sign with a key that is held elsewhere, under NAME.
+    """Register a key in an HSM or KMS under NAME, to sign with it.
 
-    URI is the key's address in the form of securesystemslib (hsm:, awskms:, gcpkms:, azurekms:, ...); FILE
-    holds its public part (PEM).
+    URI is the address of the key in the form of securesystemslib (hsm:, awskms:, gcpkms:, azurekms:, ...).
+    FILE contains its public key in PEM.
     """
     from edgekit_toolkit.packaging.signing_keys import register_uri
 

@@ -1,4 +1,4 @@
-"""A number as an option of a command."""
+"""An option type for numbers."""
 
 import math
 from typing import Any
@@ -7,13 +7,13 @@ import click
 
 
 class NumberRange(click.FloatRange):
-    """A finite number within a range. click's own type accepts NaN and infinity."""
+    """A finite number within a range. The type of click accepts NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number that an option states.
+        """Parse the number.
 
         Raises:
-            click.BadParameter: the value is no finite number, or out of range.
+            click.BadParameter: The value is not a finite number, or out of range.
         """
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):

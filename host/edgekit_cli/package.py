@@ -1,4 +1,4 @@
-"""`edgekit package`: turn a trained model into a signed package that keeps a device's budget."""
+"""`edgekit package`: turns a trained model into a signed package within the budget of a device."""
 
 from __future__ import annotations
 
@@ -207,12 +207,13 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Package MODEL (.onnx, .tflite, .pt2) for a device, under a budget, with proof; or a pipeline (.toml).
+    """Package MODEL (.onnx, .tflite, .pt2) for a device within a budget, or a pipeline (.toml).
 
-    hf:OWNER/NAME[:FILE] is a model in Hugging Face's cache, mlflow:FOLDER one that MLflow saved.
+    hf:OWNER/NAME[:FILE] is a model in the cache of Hugging Face, and mlflow:FOLDER is a model saved by
+    MLflow.
 
-    Optimises, quantizes and measures candidates, chooses the fastest that keeps every limit, and writes a
-    signed package with evidence, recipe and report; or refuses and says which limit stands in the way.
+    The command optimises, quantizes and measures candidates, and chooses the fastest one within all limits.
+    It writes a signed package with evidence, recipe and report, or fails and says which limit cannot be met.
     """
     if device_keys and model.suffix == ".edgepkg":
         _encrypt(model, out, device_keys)

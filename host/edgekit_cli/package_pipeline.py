@@ -1,4 +1,4 @@
-"""`edgekit package pipeline.toml`: packages several models and their links as one version."""
+"""`edgekit package pipeline.toml`: packages several models and their connections as one version."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -40,14 +40,18 @@ _PER_MEMBER: Final = ("drop", "energy")  # limits that are kept by each member, 
 def package_pipeline(
     ctx: click.Context, path: Path, console: Console, *, package_model: PackageModel
 ) -> Path:
-    """Write the package of a pipeline into the folder of `--out`, print its contents, and return its path.
+    """Write the package of a pipeline to the folder of `--out`, print its contents, and return its path.
 
-    `package_model`: packages a member that the pipeline names as a model.
+    Args:
+        ctx: The context of the command.
+        path: The path of the pipeline file.
+        console: The console to print on.
+        package_model: A function that packages a member that is given as a model.
 
     Raises:
-        click.UsageError: a required option is missing, or an option is only for models.
-        DataError: the file or a member cannot be used.
-        BudgetError: the whole exceeds a limit, or a figure for it is not known.
+        click.UsageError: A required option is missing, or an option only applies to models.
+        DataError: The file or a member cannot be used.
+        BudgetError: The whole pipeline exceeds a limit, or a figure for a limit is unknown.
     """
     options = ctx.params
     _check_options(ctx)

@@ -1,4 +1,4 @@
-"""`edgekit package MODEL --recipe FILE`: repeats an earlier package without a search."""
+"""`edgekit package MODEL --recipe FILE`: repeats an earlier packaging without a search."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
 
 def check_alone(ctx: click.Context) -> None:
-    """Refuse options whose value the recipe holds: they would be ignored.
+    """Refuse options that the recipe already decides, because they would be ignored.
 
     Raises:
-        click.UsageError: such an option was given.
+        click.UsageError: Such an option was given.
     """
     stated = [
         parameter.opts[0]
@@ -59,15 +59,24 @@ def repeat_recipe(
     key: str,
     as_json: bool,
 ) -> Path:
-    """Make the package of a recipe anew, and return its path: same model, tools and key give the same bytes.
+    """Create the package of a recipe again, and return its path.
 
-    `like`: recipe of an earlier package, or None. The new weights stay near that package's weights. `target`:
-    value of `--target`, to compare with the recipe's; None if it was not given.
+    The same model, tools and key give the same bytes.
+
+    Args:
+        model: The path of the model.
+        path: The path of the recipe.
+        out: The output folder.
+        console: The console to print on.
+        like: The recipe of an earlier package whose weights the new weights stay close to, or None.
+        target: The value of `--target`, which must match the recipe, or None.
+        key: The name of the key to sign with.
+        as_json: Whether to print JSON.
 
     Raises:
-        click.UsageError: the recipe is for another target.
-        RecipeError: the recipe cannot be repeated.
-        OutputError: the results cannot be written.
+        click.UsageError: The recipe is for another target.
+        RecipeError: The recipe cannot be repeated.
+        OutputError: The results cannot be written.
     """
     recipe = read_recipe(path)
     _check_target(target, recipe)

@@ -1,4 +1,4 @@
-"""The request that the options of `edgekit package` state."""
+"""Parses the options of `edgekit package`."""
 
 import json
 import re
@@ -37,10 +37,10 @@ MAX_SIZE = 2**31 - 1
 
 
 def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
-    """Return the file that MODEL names; with `python`, export it into `out` by that interpreter first.
+    """Return the model file of MODEL. With `python`, that interpreter first exports the model into `out`.
 
     Raises:
-        ModelError: MODEL is malformed or not here, a link leads out of its folder, or the export fails.
+        ModelError: MODEL is malformed or missing, a link leads out of its folder, or the export fails.
     """
     source = find_model(str(model))
     if python is None:
@@ -51,15 +51,13 @@ def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
 
 
 def read_request(model: Path, options: Mapping[str, Any]) -> Request:
-    """Return the request that the options of `edgekit package` state.
-
-    `options`: name of each option's argument -> its value as click parsed it.
+    """Parse the options of `edgekit package`, which are given by the names of their arguments.
 
     Raises:
-        click.UsageError: an option is missing or malformed.
-        TargetError: there is no such target.
-        DataError: labels, preprocessing or task cannot be used.
-        RecipeError: the recipe of `--like` cannot be used.
+        click.UsageError: An option is missing or malformed.
+        TargetError: There is no such target.
+        DataError: Labels, preprocessing or task cannot be used.
+        RecipeError: The recipe of `--like` cannot be used.
     """
     if options["target"] is None:
         raise click.UsageError("Missing option '--target'; `edgekit targets` lists them.")
@@ -157,9 +155,9 @@ def _backend(requested: str | None, target: Target, model: Path) -> str:
 
 
 def command_line(ctx: click.Context) -> str:
-    """Return the command as typed, its options in the order of its help, with file names instead of paths.
+    """Return the typed command for reports, with options in the order of the help.
 
-    Reports are passed on, so they must not show the names of folders and users.
+    Paths are replaced by file names, so that reports do not show the names of folders and users.
     """
     parts = ["edgekit", "package", _without_folders(ctx.params["model"])]
     for option in ctx.command.params:

@@ -1,4 +1,4 @@
-"""`edgekit profile`: measures a device once, so that `edgekit package` predicts latency on it."""
+"""`edgekit profile`: measures a device once, so that `edgekit package` can predict latency on it."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def command(
 ) -> None:
     """Measure MACHINE and write a target with which `edgekit package` predicts latency and energy on it.
 
-    Small networks run on the device, and the profile is their times. It can be used on any machine: `edgekit
-    package` runs the same networks there, beside the model. A fit to the times of networks gives a factor
-    for each kind of kernel: its time on the device over its time on the other machine. The uncertainty in
-    reports is the error on networks that the fit has not seen.
+    The command times small networks on the device. The profile can be used on any machine, where `edgekit
+    package` times the same networks and the model. A fit to these times gives a factor for each kind of
+    kernel: its time on the device divided by its time on the other machine. The uncertainty in reports is the
+    error on networks that were left out of the fit.
 
-    If the bench has a meter of the whole device, the profile has the device's power at rest and while the
-    networks run. Energy is this power times the predicted latency.
+    If the bench has a power meter for the whole device, the profile includes the power at rest and while the
+    networks run. The energy is this power times the predicted latency.
 
-    `edgekit hil run` makes its packages with the bench's profile, and shows the error of its predictions.
+    `edgekit hil run` packages its models with the bench's profile, and shows the error of its predictions.
 
     A machine named 'ssh:HOST' needs `edgekit[device]` installed, and a login without a password.
     """
@@ -116,10 +116,11 @@ class MeasuredProfile:
     """A measured profile of a device.
 
     Attributes:
-        here, times: runs of the calibration networks on this machine; and their times on the device.
-        fitted: ratios that convert times on this machine into times on the device.
-        power: power of the device; None if unknown.
-        power_text: what measured it, or why nothing did.
+        here: The runs of the calibration networks on this machine.
+        times: The times of the calibration networks on the device.
+        fitted: The ratios that convert times on this machine into times on the device.
+        power: The power of the device, or None if unknown.
+        power_text: What measured the power, or why it is unknown.
     """
 
     machine: MachineFacts
@@ -131,11 +132,11 @@ class MeasuredProfile:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Network -> relative error of its predicted time, such as 0.1; the fit leaves this network out."""
+        """The relative error of the predicted time of each network, from a fit without this network."""
         return dict(zip(self.here.networks, self.fitted.errors, strict=True))
 
     def describe(self) -> dict[str, object]:
-        """Return the profile as a dict that JSON can hold, with times in seconds."""
+        """Return the profile as a dict for JSON, with times in seconds."""
         from edgekit_runtime.dataclass_json import to_plain
 
         networks = {
@@ -156,7 +157,7 @@ class MeasuredProfile:
         }
 
     def describe_power(self) -> str:
-        """Return a text with the power and what measured it, or why the power of the target is used."""
+        """Return a text with the power and its meter, or with the reason to use the power of the target."""
         if self.power is None:
             return f"that of the target, not measured; {self.power_text}"
         return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"
@@ -165,13 +166,13 @@ class MeasuredProfile:
 def measure_profile(
     device: MeteredMachine, target: Target, path: Path, seconds: float, show: Callable[..., None]
 ) -> MeasuredProfile:
-    """Time the calibration networks on a device and here, and write a target with the device's times.
+    """Time the calibration networks on a device and on this machine, and write a target with the times.
 
-    `path`: file of the new target; an existing one is replaced.
+    An existing file at `path` is replaced.
 
     Raises:
-        CutError: the networks cannot be run on the device.
-        TargetError: a measured time or power is not possible on a device.
+        CutError: The networks cannot run on the device.
+        TargetError: A measured time or power is implausible.
     """
     from edgekit_offload.profiling.machine import RunnableGraph
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_models

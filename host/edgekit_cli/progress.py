@@ -1,4 +1,4 @@
-"""The progress of a long command: a bar on a terminal, a plain line now and then elsewhere."""
+"""Shows the progress of a long command, as a bar on a terminal or as occasional lines elsewhere."""
 
 import sys
 from time import monotonic
@@ -17,7 +17,7 @@ PLAIN_INTERVAL_S = 10.0  # least time between two lines; a short command prints 
 
 
 class ProgressBar:
-    """Shows the present step: by a bar on a terminal, else by lines on stderr, for logs of CI."""
+    """Shows the current step as a bar on a terminal, or otherwise as lines on stderr for CI logs."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -40,7 +40,7 @@ class ProgressBar:
         self._bar.stop()
 
     def show(self, phase: str, done: int | None = None, total: int | None = None) -> None:
-        """Show the step `phase`, and `done` of `total` parts if known. Lines are at least 10 s apart."""
+        """Show the step `phase`, with `done` of `total` parts if known. Lines are at least 10 s apart."""
         if self._is_plain:
             self._print(phase, done, total)
             return

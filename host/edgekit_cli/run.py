@@ -1,4 +1,4 @@
-"""`edgekit run`: run a verified package on samples, and look at the outputs."""
+"""`edgekit run`: runs a verified package on samples, and shows the outputs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def command(
     repeat: int | None,
     as_json: bool,
 ) -> None:
-    """Verify PACKAGE, run it on samples, and show shape, range and best classes of the outputs.
+    """Verify PACKAGE, run it on samples, and show the shape, range and best classes of its outputs.
 
-    A model of a fixed batch runs that many samples at once, other models one at a time.
+    A model with a fixed batch size runs that many samples at once. Other models run one sample at a time.
     """
     import contextlib
 

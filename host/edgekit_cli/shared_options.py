@@ -1,4 +1,4 @@
-"""Options that commands of several groups have."""
+"""Options that commands of several groups share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +12,6 @@ as_json_option: Final = click.option("--json", "as_json", is_flag=True, help="Pr
 def keys_folder_option(
     text: str = "Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
 ) -> Callable[[Any], Any]:
-    """Return the decorator that adds the option `--keys`; its value is the argument `keys_folder`."""
+    """Return a decorator that adds the option `--keys` as the argument `keys_folder`."""
     folder = click.Path(exists=True, file_okay=False, path_type=Path)
     return click.option("--keys", "keys_folder", type=folder, help=text)

@@ -1,4 +1,4 @@
-"""`edgekit targets`: the list of targets, and the facts about one, with the source of each figure."""
+"""`edgekit targets`: lists the targets, or shows the figures of one target with their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit verify`: whether a trusted key signed a package, and it works on this machine."""
+"""`edgekit verify`: checks that a trusted key signed a package and that it works on this machine."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _OK = ("ok", "green")  # a mark and its style
 def command(
     package: Path, *, key_files: tuple[Path, ...], keys_folder: Path | None, no_self_test: bool, as_json: bool
 ) -> None:
-    """Check PACKAGE: form, digests, signature, evidence beside it, and its self-tests on this machine.
+    """Check the format, digests, signature and evidence of PACKAGE, and run its self-tests on this machine.
 
-    Each variant is tested. A variant whose engine is not installed is shown as not run; if no engine is
+    Each variant is tested. A variant whose engine is not installed is shown as not run. If no engine is
     installed, the command fails.
 
-    Exit code 0 means that every check passed; docs/reference/exit-codes.md lists the other codes.
+    Exit code 0 means that all checks passed. docs/reference/exit-codes.md lists the other codes.
     """
     from edgekit_runtime.package.archive import read_package
     from edgekit_runtime.package.variants import DEFAULT_VARIANT
@@ -84,7 +84,7 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
 
 
 class VariantSelfTest(NamedTuple):
-    """The self-test of one variant. `not_run` names what is missing to run it; then `checks` is empty."""
+    """The self-test of a variant. If the test did not run, `not_run` says what is missing."""
 
     variant: str
     checks: tuple[OutputCheck, ...]

@@ -1,1 +1,1 @@
-"""What all parts of the host side share: pages, plots, evidence, emulation, terminal, pinned packages."""
+"""Shared parts of the host packages: pages, plots, evidence, emulation, terminal and pinned packages."""

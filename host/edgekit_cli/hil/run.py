@@ -1,4 +1,4 @@
-"""`edgekit hil run`: the tests on one bench or several."""
+"""`edgekit hil run`: runs the tests on one or more benches."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def command(
     measure_seconds: int,
     profile_seconds: int,
 ) -> None:
-    """Run the tests, by pytest with labgrid underneath.
+    """Run the tests with pytest and labgrid.
 
-    First, a real device over the network is profiled (`edgekit profile`), unless its profile is still valid
-    or its target prefers TensorRT. The evidence keeps the profile's times, from which `edgekit package`
-    predicts latency on such devices.
+    A real device on the network is profiled first (`edgekit profile`), unless its profile is still valid or
+    its target prefers TensorRT. The evidence contains the times of the profile. From these, `edgekit package`
+    predicts the latency on such devices.
     """
     import pytest
 

@@ -1,4 +1,4 @@
-"""`edgekit offload`: split a model between device and server. Each command is one file of this folder."""
+"""`edgekit offload`: splits a model between device and server. Each command is a file in this folder."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`edgekit offload demo`: a slow device, a server and a changing link, all on this machine."""
+"""`edgekit offload demo`: emulates a slow device, a server and a changing link on this machine."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _START_S = 8.0  # of the processes, before the first phase
 @click.option("--no-browser", is_flag=True, help="Do not open the page that follows the demo.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_json: bool) -> None:
-    """See what offloading does while a link slows down, a server is loaded and then killed.
+    """Show offloading while the link slows down and the server is first loaded and then killed.
 
-    A slow device and a server run on this machine; the link between them goes from 20 to 2 Mbit/s and back. A
-    page on this machine shows the demo, and is saved at the end. For root, cgroups slow the device down, and
-    iproute2 links two network namespaces. For other users a proxy limits the link, and the page says so.
+    A slow device and a server run on this machine. The bandwidth between them goes from 20 to 2 Mbit/s and
+    back. A local web page shows the demo and is saved at the end. With root rights, cgroups slow the device
+    down, and iproute2 links two network namespaces. Otherwise a proxy limits the link, and the page says so.
     """
     import contextlib
     import json
@@ -90,7 +90,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
 
 
 def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
-    """Return the demo's setup. If `is_tls`, write certificate and token into `folder`."""
+    """Return the setup of the demo. If `is_tls`, write a certificate and a token into `folder`."""
     import sys
 
     from edgekit_host.emulation.namespace_link import SERVER_HOST

@@ -1,4 +1,4 @@
-"""`edgekit offload export`: the server's half of a package for Triton, Kubernetes, KServe or HAProxy."""
+"""`edgekit offload export`: writes the server part of a package for Triton, Kubernetes, KServe or HAProxy."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ def command(
     keys_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Write the models that PACKAGE needs on a server, for other servers than `edgekit offload serve`.
+    """Write the models that PACKAGE needs on a server, for servers other than `edgekit offload serve`.
 
-    triton: a model repository. kserve: manifests for Kubernetes and KServe. haproxy: a configuration for
-    replicas of `edgekit offload serve`. The device needs no change: it asks for the same names.
+    triton writes a model repository. kserve writes manifests for Kubernetes and KServe. haproxy writes a
+    configuration for replicas of `edgekit offload serve`. The device needs no change, because the model names
+    stay the same.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""`edgekit offload plan`: find the best ways to run a model between device and server, and package them."""
+"""`edgekit offload plan`: finds and packages the best ways to run a model on a device and a server."""
 
 from __future__ import annotations
 
@@ -160,11 +160,11 @@ _NO_PACKAGE: Final = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
-    """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.
+    """Compare the ways to run MODEL (.onnx or .edgepkg) on a device and a server.
 
-    It compares the whole model on the device, the input sent raw or in the usual codec for it, and the best
-    cuts, each over a range of bandwidths. It writes a table, a page, and JSON. For an .edgepkg planned on two
-    machines it also writes a new package with the plans and their submodels.
+    The ways are the whole model on the device, the uncompressed or compressed input sent to the server, and
+    the best cuts of the model, each for a range of bandwidths. The command writes a table, a page, and JSON.
+    For an .edgepkg planned on two machines it also writes a new package with the plans and their submodels.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""Reads the options of `edgekit offload plan`: profiles (from files or measured), samples, limits."""
+"""Parses the options of `edgekit offload plan`, and reads the profiles and samples or measures profiles."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +43,12 @@ _SIZE = re.compile(rf"([0-9.]+)\s*({'|'.join(_BYTES)})")
 
 
 def parse_bandwidths(text: str) -> tuple[float, ...]:
-    """Return bandwidths in Mbit/s. A range `A..B` gives values at equal ratios; else see `parse_numbers`.
+    """Parse bandwidths in Mbit/s, either as comma-separated numbers or as a range `A..B`.
+
+    A range gives 9 values at equal ratios.
 
     Raises:
-        click.BadParameter: neither a range nor values above 0.
+        click.BadParameter: The text is neither a range nor numbers above 0.
     """
     if match := _RANGE.fullmatch(text.strip()):
         low, high = _number(match[1], "--bandwidth"), _number(match[2], "--bandwidth")
@@ -60,10 +62,10 @@ def parse_bandwidths(text: str) -> tuple[float, ...]:
 
 
 def parse_numbers(text: str, option: str) -> tuple[float, ...]:
-    """Return the numbers above 0 that commas separate in `text`, in ascending order, each once.
+    """Parse comma-separated numbers above 0, and return them in ascending order without duplicates.
 
     Raises:
-        click.BadParameter: `text` is something else, or holds too many numbers.
+        click.BadParameter: The text is malformed, or has too many numbers.
     """
     values = sorted({_number(part, option) for part in text.split(",")})
     if values[0] <= 0 or len(values) > _MAX_POINTS:
@@ -84,19 +86,19 @@ def _number(text: str, option: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """The options of `edgekit offload plan`, parsed.
+    """The parsed options of `edgekit offload plan`.
 
     Attributes:
-        device, server, edge: path of a profile, or text that names a machine, such as `ssh:HOST`. `server`
-            may be a URL; `edge` and `edge_link` are None on two tiers.
-        access: access to the server if `server` is a URL; else None.
-        most_leakage_db: leakage (PSNR) above which a candidate is refused; None for no limit.
-        max_loss: share of the answers that a coding may make wrong, 0 to 1.
-        classes: names of outputs that hold scores of classes.
-        sample_rate_hz: sample rate of sound; None for the package's own, or 16000.
-        cascade: small model that the device runs first, or None.
-        agreement: share of a cascade's answers that must be the model's, 0 to 1.
-        seconds: how long to measure on each machine.
+        device, server, edge: The path of a profile, or a machine such as `ssh:HOST`. `server` may also be a
+            URL. With two tiers, `edge` and `edge_link` are None.
+        access: The access to the server if `server` is a URL, or None.
+        most_leakage_db: The maximum leakage (PSNR) of a candidate, or None for no limit.
+        max_loss: The maximum share of answers that a coding may change for the worse, 0 to 1.
+        classes: The names of outputs with class scores.
+        sample_rate_hz: The sample rate of audio, or None for the rate in the package, or else 16000.
+        cascade: The small model that the device runs first, or None.
+        agreement: The minimum share of answers in which a cascade agrees with the model, 0 to 1.
+        seconds: How long to measure on each machine.
     """
 
     model: Path
@@ -123,13 +125,11 @@ class PlanRequest:
 
     @classmethod
     def parse(cls, model: Path, options: Mapping[str, Any]) -> "PlanRequest":
-        """Return the request that options state.
-
-        `options`: name of each option, with `_` for `-`, -> its value as click parsed it.
+        """Parse the options, which are given by name with `_` for `-`.
 
         Raises:
-            click.UsageError: an option is malformed, or two options exclude each other.
-            CutError: the text of a machine names neither a machine nor the file of a profile.
+            click.UsageError: An option is malformed, or two options exclude each other.
+            CutError: A text names neither a machine nor a profile.
         """
         server, is_tiered, limit_ms = options["server"], options["tiers"] > 2, options["latency_limit"]
         for option in ("--device", "--server", "--edge"):
@@ -199,12 +199,12 @@ def _parse_link(text: str) -> LinkState:
 
 
 def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
-    """Read or measure the inputs of a plan: model, samples, and the profiles of the machines.
+    """Read or measure the inputs of a plan: the model, the samples and the profiles of the machines.
 
-    A machine for which no profile is given is measured for about `request.seconds`.
+    A machine without a profile is measured for about `request.seconds`.
 
     Raises:
-        EdgekitError: the model, the samples or a profile cannot be used, or a machine cannot be measured.
+        EdgekitError: The model, the samples or a profile cannot be used, or a machine cannot be measured.
     """
     name, graph, stated, stated_hz = read_whole_model(request.model)
     model = OpenedModel(graph.content)
@@ -351,10 +351,10 @@ def _is_profile(text: str) -> bool:
 
 
 def parse_percent(text: str, option: str) -> float:
-    """Return a percentage as a share: 0.001 for `0.1%`.
+    """Parse a percentage and return it as a share, such as 0.001 for `0.1%`.
 
     Raises:
-        click.BadParameter: it is no percentage, or not between 0 and 100.
+        click.BadParameter: The text is not a percentage from 0 to 100.
     """
     number = text.strip().removesuffix("%")
     if number == text.strip() or _number(number, option) > 100:
@@ -363,10 +363,10 @@ def parse_percent(text: str, option: str) -> float:
 
 
 def parse_watts(text: str) -> tuple[float, float]:
-    """Return the two powers that `--power` states as `COMPUTE,RADIO`, in that order, in watts.
+    """Parse `COMPUTE,RADIO` of the option `--power`, and return both powers in watts.
 
     Raises:
-        click.BadParameter: `text` is not two powers.
+        click.BadParameter: The text is not two powers.
     """
     parts = [_number(part, "--power") for part in text.split(",")]
     if len(parts) != 2:
@@ -377,10 +377,10 @@ def parse_watts(text: str) -> tuple[float, float]:
 
 
 def parse_bytes(text: str, option: str) -> float:
-    """Return the number of bytes that a size states, such as `64MB` or `8 KiB`.
+    """Parse a size such as `64MB` or `8 KiB`, and return it in bytes.
 
     Raises:
-        click.BadParameter: the text is no size; the message names `option`.
+        click.BadParameter: The text is not a size. The message names `option`.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

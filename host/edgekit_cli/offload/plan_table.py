@@ -1,4 +1,4 @@
-"""A plan on the terminal: the chart, a table of all candidates, and advice."""
+"""Prints a plan on the terminal, with a chart, a table of all candidates, and advice."""
 
 from collections.abc import Sequence
 from pathlib import Path

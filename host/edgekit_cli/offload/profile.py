@@ -54,8 +54,8 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 def command(file: Path, *, on: str, server: str | None, as_json: bool, **options: Any) -> None:
     """Measure the kernels of MODEL, an ONNX file, or of the model in PACKAGE.
 
-    The file that this command writes is for `edgekit offload plan`. A model in PACKAGE runs with the session
-    options that the package states. Kernels are the fused nodes that onnxruntime executes.
+    `edgekit offload plan` reads the file that this command writes. The model in a PACKAGE runs with the
+    session options in the package. Kernels are the fused nodes that onnxruntime executes.
 
     A machine named 'ssh:HOST' needs `edgekit[onnx]` installed, and a login without a password.
     """

@@ -1,4 +1,4 @@
-"""`edgekit offload serve`: our own service with the server's halves of packages."""
+"""`edgekit offload serve`: serves the server parts of packages."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def command(
     max_devices: int | None,
     keys: Path | None,
 ) -> None:
-    """Serve the server's halves of PACKAGES (files or folders) until SIGTERM or Ctrl-C.
+    """Serve the server parts of PACKAGES (files or folders) until SIGTERM or Ctrl-C.
 
-    It starts `edgekit-device serve`, which states its times and load in each response. Before it is
-    overloaded it answers 503, so that devices compute locally. An address other than 127.0.0.1 needs a
+    This starts `edgekit-device serve`, which reports its times and its load in each response. When it is
+    nearly overloaded it answers 503, so that devices compute locally. Addresses other than 127.0.0.1 need a
     certificate and a token.
     """
     from edgekit_offload.export.service_config import service_config

@@ -1,4 +1,4 @@
-"""The subject of a command of `edgekit offload`: the model in an ONNX file or a package, and its samples."""
+"""Reads the model of an `edgekit offload` command from an ONNX file or a package, and its samples."""
 
 import math
 from pathlib import Path
@@ -40,12 +40,12 @@ class NamedModel(NamedTuple):
 
 
 def read_named_model(path: Path) -> NamedModel:
-    """Return an ONNX model; or a package's default model, with its session options.
+    """Read an ONNX model, or the default model of a package with its session options.
 
     Raises:
-        ModelError: it is no ONNX model, or its external data are missing or do not fit.
-        PackageError: the package cannot be used; the subclass says why.
-        CutError: the package does not run in onnxruntime.
+        ModelError: The file is not an ONNX model, or its external data are missing or do not fit.
+        PackageError: The package cannot be used. The subclass says why.
+        CutError: The package does not run in onnxruntime.
     """
     if path.suffix == _PACKAGE_SUFFIX:
         return _read_packed(path)
@@ -53,11 +53,11 @@ def read_named_model(path: Path) -> NamedModel:
 
 
 def read_whole_model(path: Path) -> NamedModel:
-    """Return a model with all its weights, or a package's default model with the options of its sessions.
+    """Read a model with all its weights, or the default model of a package with its session options.
 
     Raises:
-        ModelError: there is no such file, it is no ONNX model, or it is too large for one file.
-        PackageError: the package cannot be trusted, or does not hold an ONNX model with its weights.
+        ModelError: The file is missing or not an ONNX model, or the model is too large for one file.
+        PackageError: The package is not trusted, or does not contain an ONNX model with its weights.
     """
     hint = "make an ONNX package of it by `edgekit package MODEL --backend ort`, and plan that"
     if path.suffix == ".tflite":
@@ -154,16 +154,21 @@ def read_samples(
     *,
     max_bytes: float = 1e9,
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
-    """Return samples of batch 1, in a random order that is always the same, and notes for the user.
+    """Return samples with a batch size of 1 in a reproducible random order, and notes for the user.
 
-    Without `path`, the golden inputs of a package are the only sample; for an ONNX file a few samples are
+    Without `path`, the only sample is the golden inputs of a package. For an ONNX file, a few samples are
     generated.
 
-    `content`: the ONNX model from the file `model`. `at_most`: maximal number of samples. If they take more
-    than `max_bytes`, fewer are returned, but not fewer than `least`.
+    Args:
+        model: The path of the model or package.
+        content: The ONNX model in that file.
+        path: The path of the samples, or None.
+        at_most: The maximum number of samples.
+        least: The minimum number of samples, even if they exceed `max_bytes`.
+        max_bytes: The maximum size of all samples.
 
     Raises:
-        DataError: the samples cannot be read, or none can be generated.
+        DataError: The samples cannot be read, or none can be generated.
     """
     specs, _ = tensor_specs(onnx.load_from_string(content))
     decoding, golden = None, None

@@ -1,1 +1,1 @@
-"""A slow device, a server and a link between them on one machine; every measurement here is `emulated`."""
+"""Emulates a slow device, a server and a link on one machine. All measurements are labelled `emulated`."""

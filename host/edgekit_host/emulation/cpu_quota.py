@@ -1,10 +1,10 @@
-"""A CPU quota that makes processes of this machine as slow as a small device.
+"""A CPU quota, which makes processes on this machine as slow as on a small device.
 
-A cgroup of version 1 or 2 binds them to one processor. While it holds any, a process of higher priority takes
-that processor away for the rest of each half of a millisecond (`steal_time`). So even short work is slowed,
-and steadily. The kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins
-with a full quota, so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither
-slows caches or memory, so results measured with it are labelled `emulated`.
+A cgroup of version 1 or 2 binds the processes to one processor. While the cgroup is not empty, a process with
+a higher priority occupies that processor for a part of each half millisecond (`steal_time`). This slows even
+short work evenly. The bandwidth control of the kernel cannot do this, because it counts in clock ticks of 4
+ms and begins with a full quota: 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause took 5 to 40
+ms. Caches and memory are not slowed, so results are labelled `emulated`.
 
 Source: "CFS Bandwidth Control", "CPUSETS" and "Control Group v2", documentation of the Linux kernel.
 """
@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 
 def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
-    """Return True if this user may give processes a share of a processor of this machine."""
+    """Return whether this user may limit processes to a share of a processor."""
     try:
         root, _ = _find_cpuset(mounts)
     except ConfigError:
@@ -44,16 +44,16 @@ def can_limit_processor(mounts: Path = _MOUNTS) -> bool:
 
 
 class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
-    """Processes that get a share of one processor; at the end of a `with` block they are killed.
+    """Limits processes to a share of one processor, and kills them at the end of a `with` block.
 
-    The thread that makes the quota must outlive it. A processor carries one quota at a time: a further quota
-    takes another processor, or waits.
+    The thread that creates the quota must outlive it. Each processor has at most one quota at a time. A
+    further quota uses another processor, or waits for one.
 
     Attributes:
-        share: share of one processor, `LEAST_SHARE` to `MOST_SHARE`.
-        cpu: number of that processor.
-        procs_file: a process that writes its id into this file comes under the quota; so do children that
-            it starts later.
+        share: The share of the processor, `LEAST_SHARE` to `MOST_SHARE`.
+        cpu: The number of the processor.
+        procs_file: The path of a file. A process that writes its id into it is limited, together with all
+            children that it starts later.
     """
 
     def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:
@@ -96,10 +96,10 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
         self.close()
 
     def change(self, share: float) -> None:
-        """Give the processes another share from now on.
+        """Change the share of the processes.
 
         Raises:
-            ConfigError: this process may not raise its priority.
+            ConfigError: This process may not raise its priority.
         """
         with contextlib.ExitStack() as undo:
             thief = undo.enter_context(
@@ -113,7 +113,7 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
         self.share = share
 
     def close(self) -> None:
-        """Kill the processes under the quota and remove it; a second call does nothing."""
+        """Kill the limited processes and remove the quota. A second call does nothing."""
         self._open.close()
 
     def _bind(self, parent: Path, version: int) -> None:

@@ -1,7 +1,9 @@
-"""Run a command in a network namespace, in a cgroup, or off a processor: `enter NAMESPACE PROCS CPU COMMAND`.
+"""Runs a command in a network namespace, in a cgroup, or off a processor.
 
-Each of the first three may be `-`. The command replaces this process and keeps its process id. It is killed
-when its parent ends.
+    enter NAMESPACE PROCS CPU COMMAND
+
+`-` stands for no namespace, cgroup or processor. The command replaces this process and keeps its process id.
+It is killed when its parent ends.
 """
 
 import ctypes
@@ -17,10 +19,10 @@ NOTHING: Final = "-"
 
 
 def enter_network(descriptor: int) -> None:
-    """Move the calling thread into the network namespace behind an open descriptor.
+    """Move the calling thread into the network namespace of an open file descriptor.
 
     Raises:
-        OSError: the descriptor is no namespace, or this process may not enter it.
+        OSError: The descriptor is no namespace, or this process may not enter it.
     """
     libc = ctypes.CDLL(None, use_errno=True)  # `os.setns` exists from Python 3.12 on
     if libc.setns(descriptor, CLONE_NEWNET) != 0:
@@ -29,7 +31,7 @@ def enter_network(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Enter the namespace and cgroup that the arguments name, leave the processor, and run the command."""
+    """Enter the namespace and the cgroup in the arguments, avoid the processor, and run the command."""
     end_with_parent()
     namespace, procs_file, avoided_cpu, *command = sys.argv[1:]
     if avoided_cpu != NOTHING:

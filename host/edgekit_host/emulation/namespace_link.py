@@ -1,12 +1,12 @@
-"""The process that holds two network namespaces and is the link between them; `Testbed` starts it.
+"""A process with two network namespaces that forwards packets between them. `Testbed` starts it.
 
-Each namespace has a TUN interface. On its way out a packet passes `tbf`, which slows the sender as the
-queue of a modem does. This process reads the packet, keeps it for its time on the wire and for half a round
-trip, and writes it to the other interface: whole, in order, unchanged. `tbf` alone would pass the first
-packet without delay; the clock here counts every packet. The kernel's own TCP runs on both sides.
+Each namespace has a TUN interface. An outgoing packet first passes the queue discipline `tbf`, which slows
+the sender as the queue of a modem does. This process then reads the packet, delays it by its transmission
+time and half a round trip, and writes it unchanged and in order to the other interface. `tbf` alone would
+pass the first packet without delay. Both sides use the kernel's own TCP.
 
-The namespaces have no names. The kernel removes them, their interfaces and queues once this process and those
-inside have ended, so there is nothing to clean up after a crash.
+The namespaces have no names. The kernel removes them with their interfaces and queues after all their
+processes have ended, so nothing remains after a crash.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ _MOST_PACKETS: Final = 64  # packets read from one side before the other side's 
 
 
 class OneWay:
-    """Packets on their way from one interface to the other.
+    """The packets in one direction between the interfaces.
 
     Attributes:
-        bytes_per_s: speed of the wire, headers included.
-        delay_s: time from the last bit sent to the last bit received.
+        bytes_per_s: The speed of the link, including headers.
+        delay_s: The time between sending and receiving the last bit.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -56,7 +56,7 @@ class OneWay:
         self._wire_free_at = 0.0
 
     def take(self) -> None:
-        """Read at most 64 packets that were sent, and note when each arrives; a blocked link drops them."""
+        """Read up to 64 sent packets and schedule their arrival. A blocked link drops them."""
         for _ in range(_MOST_PACKETS):
             try:
                 packet = os.read(self.source, _MTU_BYTES)
@@ -71,7 +71,7 @@ class OneWay:
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due. Return the monotonic time of the next packet; None without one."""
+        """Write the packets that are due. Return when the next one is due by the monotonic clock, or None."""
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():
@@ -86,7 +86,7 @@ class OneWay:
 
 
 class NamespaceLink:
-    """The network namespaces of a device and of a server, and the link between them."""
+    """The network namespaces of a device and a server, and the link between them."""
 
     def __init__(self) -> None:
         self._device, device_tun = _make_namespace(DEVICE_HOST, SERVER_HOST)
@@ -99,9 +99,10 @@ class NamespaceLink:
         return {"device": f"/proc/{pid}/fd/{self._device}", "server": f"/proc/{pid}/fd/{self._server}"}
 
     def apply(self, order: Mapping[str, Any]) -> None:
-        """Change bandwidth and delay of the link, or block it; connections stay.
+        """Change the bandwidths and the delay of the link, or block it. Connections stay open.
 
-        `order`: `is_blocked`; if False also `up_bits_per_s`, `down_bits_per_s` (of TCP payload) and `rtt_s`.
+        `order` contains `is_blocked`, and if it is False also `rtt_s` and the bandwidths `up_bits_per_s` and
+        `down_bits_per_s` of the TCP payload.
         """
         for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),
@@ -120,7 +121,7 @@ class NamespaceLink:
             )
 
     def relay(self, channel: socket.socket) -> None:
-        """Carry packets and `apply` orders until `channel` is closed; an order comes as a line of JSON."""
+        """Forward packets, and `apply` the orders that arrive as lines of JSON, until `channel` is closed."""
         orders = channel.makefile("rw", encoding="ascii")
         while True:
             due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]
@@ -177,7 +178,7 @@ def _run(command: str) -> None:
 
 
 def main() -> None:
-    """Make the link, send the paths of the namespaces to the parent as JSON, and carry packets."""
+    """Create the link, send the paths of the namespaces to the parent as JSON, and forward packets."""
     channel = open_channel()
     with contextlib.suppress(OSError):  # a relay that waits for a processor adds to the delay
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

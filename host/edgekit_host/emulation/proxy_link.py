@@ -1,7 +1,8 @@
-"""The process of a TCP proxy that is as slow as a link; `Testbed` starts it without root.
+"""A process with a TCP proxy that is as slow as a link. `Testbed` starts it if there is no root.
 
-All connections through it share the bandwidth of each direction. It delays bytes, not packets: it shows no
-loss and no start window of TCP, and a handshake costs no round trip. A block delays the bytes until it ends.
+All connections share the bandwidth of each direction. The proxy delays bytes instead of packets. It therefore
+emulates no packet loss and no TCP slow start, and a handshake takes no round trip. While the link is blocked,
+bytes wait.
 """
 
 import asyncio
@@ -27,9 +28,9 @@ class SharedWire:
     """One direction of the link.
 
     Attributes:
-        delay_s: half a round trip.
-        is_open: event that is not set while the link is blocked.
-        bytes_per_s: bandwidth of payload, which all connections share.
+        delay_s: Half a round trip.
+        is_open: An event that is cleared while the link is blocked.
+        bytes_per_s: The payload bandwidth, which all connections share.
     """
 
     def __init__(self) -> None:
@@ -39,13 +40,14 @@ class SharedWire:
 
     @property
     def chunk_bytes(self) -> int:
-        """The number of bytes that pass at once."""
+        """The maximum number of bytes that are sent at once."""
         return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
 
     async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
-        """Wait until the wire has taken these bytes; return when they arrive, by the monotonic clock.
+        """Wait until these bytes are sent, and return when they arrive, by the monotonic clock.
 
-        `was_waiting`: whether the bytes waited for this process. A late process then costs no bandwidth.
+        `was_waiting` says that the bytes were available earlier. A delay of this process then costs no
+        bandwidth.
         """
         now = time.monotonic()
         is_late = was_waiting and now - self._free_at < _MOST_LATE_S
@@ -64,7 +66,7 @@ class ProxyLink:
         self._pairs: set[asyncio.Task[None]] = set()
 
     async def listen(self, port: int) -> int:
-        """Open a free port on loopback, and return it; its connections are forwarded to `port`."""
+        """Listen on a free loopback port, forward its connections to `port`, and return the free port."""
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -80,9 +82,9 @@ class ProxyLink:
         return int(server.sockets[0].getsockname()[1])
 
     def apply(self, order: Mapping[str, Any]) -> None:
-        """Change bandwidth and delay of the link, or block it; connections stay.
+        """Change the bandwidths and the delay of the link, or block it. Connections stay open.
 
-        `order`: `is_blocked`; and if it is False `up_bits_per_s`, `down_bits_per_s` and `rtt_s`.
+        `order` contains `is_blocked`, and if it is False also `up_bits_per_s`, `down_bits_per_s` and `rtt_s`.
         """
         for wire, rate in ((self._up, "up_bits_per_s"), (self._down, "down_bits_per_s")):
             if order["is_blocked"]:

@@ -1,7 +1,7 @@
-"""Take a processor away from others for a share of each half millisecond: `steal_time CPU SHARE GROUP`.
+"""Occupies a processor for a share of each half millisecond, as `steal_time CPU SHARE GROUP`.
 
-`CpuQuota` starts it. It computes nothing, and has a priority above all normal processes. It takes nothing
-while the cgroup in the folder GROUP is empty.
+`CpuQuota` starts this process, which has a higher priority than all normal processes and does no useful work.
+It pauses while the cgroup in the folder GROUP is empty.
 """
 
 import os
@@ -22,7 +22,7 @@ _PERIODS: Final = 20  # until the next look
 
 
 def is_empty(group: Path) -> bool:
-    """Return True if a cgroup holds no process."""
+    """Return whether a cgroup contains no process."""
     try:
         # Opened each time: a file of version 1 that stays open shows the processes of its first reading.
         with (group / "cgroup.procs").open("rb", buffering=0) as file:
@@ -32,7 +32,7 @@ def is_empty(group: Path) -> bool:
 
 
 def main() -> None:
-    """Keep the processor busy for the stated share of each period, until this process is killed."""
+    """Keep the processor busy for the given share of each period, until this process is killed."""
     end_with_parent()
     os.sched_setaffinity(0, {int(sys.argv[1])})
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))

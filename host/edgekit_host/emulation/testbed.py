@@ -1,7 +1,7 @@
-"""A device, a server and a link between them, emulated on this machine, to measure and show offloading.
+"""Emulates a device, a server and a link on this machine, to measure and demonstrate offloading.
 
-With root and iproute2, both sides are network namespaces and the kernel's TCP runs between them
-(`namespace_link`). Without, both are on loopback and a proxy stands in front of the server (`proxy_link`).
+With root and iproute2, both sides are network namespaces with the kernel's TCP between them
+(`namespace_link`). Otherwise both sides use loopback, with a proxy in front of the server (`proxy_link`).
 """
 
 import contextlib
@@ -28,20 +28,21 @@ _ROOT: Final = Path("/")
 
 
 def can_make_namespaces() -> bool:
-    """Return True if two network namespaces can be linked here: as root, with `ip`, `tc` and TUN devices."""
+    """Return whether this machine can link network namespaces, with root, `ip`, `tc` and TUN devices."""
     has_programs = all(shutil.which(program) for program in ("ip", "tc"))
     return os.geteuid() == 0 and has_programs and Path("/dev/net/tun").exists()
 
 
 class Testbed(contextlib.AbstractContextManager["Testbed"]):
-    """An emulated device and server; at the end of a `with` block all their processes are killed.
+    """An emulated device and server, whose processes are killed at the end of a `with` block.
 
-    The thread that makes the testbed must outlive it: the kernel kills the processes with that thread.
+    The thread that creates the testbed must outlive it, because the kernel kills the processes with the
+    thread.
 
     Attributes:
-        server_host: address of the server, as the device reaches it.
-        label: what is emulated and how, for results that were measured here.
-        quota: quota of the device's processes, or None if nothing slows them.
+        server_host: The address under which the device reaches the server.
+        label: What is emulated and how, for the results of measurements.
+        quota: The CPU quota of the device's processes, or None.
     """
 
     __test__ = False  # pytest would collect it as a test by its name
@@ -82,13 +83,15 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self.close()
 
     def set_link(self, *, up_mbit_s: float, down_mbit_s: float, rtt_ms: float) -> None:
-        """Change the link and end a block; open connections stay.
+        """Change the link, and unblock it. Open connections stay open.
 
-        `up_mbit_s`, `down_mbit_s`: bandwidths of TCP to and from the server, without headers.
-        `rtt_ms`: round trip of a small message; may be 0.
+        Args:
+            up_mbit_s: The TCP payload bandwidth to the server.
+            down_mbit_s: The TCP payload bandwidth from the server.
+            rtt_ms: The round-trip time of a small message, at least 0.
 
         Raises:
-            ConfigError: a bandwidth is not above 0, the round trip is negative, or the link has ended.
+            ConfigError: A bandwidth is not above 0, the round trip is negative, or the link has ended.
         """
         if min(up_mbit_s, down_mbit_s) <= 0 or rtt_ms < 0:
             raise ConfigError(
@@ -103,11 +106,11 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self._order(is_blocked=False)
 
     def block(self) -> None:
-        """Make the link a black hole, until `set_link`: nothing arrives, and neither side gets an error."""
+        """Block the link until `set_link`. Nothing arrives, and neither side gets an error."""
         self._order(is_blocked=True)
 
     def reach(self, port: int) -> tuple[str, int]:
-        """Return host and port at which the device reaches the server's `port`; a proxy has its own port."""
+        """Return the host and port under which the device reaches the server's `port`."""
         if self.kind == "namespaces":
             return self.server_host, port
         self._link.send({"port": port}, _ANSWER_LIMIT_S)
@@ -116,13 +119,13 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     def spawn(
         self, side: Side, command: Sequence[str], *, folder: Path = _ROOT, output: Output = "keep"
     ) -> ChildProcess:
-        """Start a command on one side; `close` kills it, and so does the end of this process.
+        """Start a command on one side. It is killed by `close` and at the end of this process.
 
-        `side`: the quota slows processes of `device`; processes of `server` run on the other processors.
-        `output`: what happens to the command's output, see `Output`.
+        Processes of `device` are slowed by the quota. Processes of `server` run on the other processors.
+        `output` says what happens to the output of the command, see `Output`.
 
         Raises:
-            OSError: the command cannot be started.
+            OSError: The command cannot be started.
         """
         procs_file, avoided_cpu = NOTHING, NOTHING
         if self.quota is not None and side == "device":
@@ -134,7 +137,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         return self._open.enter_context(child)
 
     def close(self) -> None:
-        """End every process and remove both sides; a second call does nothing."""
+        """Kill all processes and remove both sides. A second call does nothing."""
         self._open.close()
 
     def _order(self, *, is_blocked: bool) -> None:
