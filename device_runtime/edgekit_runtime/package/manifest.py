@@ -74,7 +74,7 @@ class Manifest(Record):
         golden: The inputs and expected outputs of the self-test.
         preprocessing, labels: The path of the artifact with that role, or None.
         budget: A dict from limit names, which include the unit, to finite numbers.
-        figures: The measured figures of the default variant, by name. They are the same in every run.
+        figures: Measured figures of the default variant that do not vary from run to run, by name.
         provenance: The digests of the source model and the recipe, and the versions of the tools.
         variants: Further ways to run the model. The default variant is made of `backend`, `golden` and
             `figures`.

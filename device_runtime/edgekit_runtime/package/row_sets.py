@@ -45,8 +45,8 @@ class AlignedRows:
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Find the outputs whose number of rows depends on the data.
 
-    The shape of these outputs differs along exactly one axis between runs with the input shapes of the first
-    run. `feeds` and `runs` hold the inputs and the outputs of each run.
+    These are the outputs whose shape differs in exactly one axis between runs. Only runs with the same input
+    shapes as the first run count. `feeds` and `runs` hold the inputs and the outputs of each run.
 
     Returns:
         A dict from the names of these outputs to the axis of their rows.

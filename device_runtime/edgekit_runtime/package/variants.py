@@ -32,7 +32,7 @@ class Variant(Record):
         name: The name of the variant. `DEFAULT_VARIANT` is reserved for the variant at the manifest's top
             level.
         golden: The inputs and the outputs that this variant must reproduce.
-        figures: Measured figures of the variant that are the same in every run.
+        figures: Measured figures of the variant that do not vary from run to run.
     """
 
     name: str

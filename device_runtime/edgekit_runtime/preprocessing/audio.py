@@ -25,8 +25,8 @@ class AudioRules:
         sample_rate: The sample rate in Hz. Recordings must have this rate, unless `resample` is set.
         samples: The length in samples. Longer recordings are cut at the end, shorter ones are padded with
             zeros. None keeps the length.
-        hop: The number of new samples in each step of a sequence. The other samples are those of earlier
-            steps, or zeros in the first step. None means that all samples are new.
+        hop: The number of new samples in each step of a sequence. The other samples are from earlier steps,
+            or are zeros in the first step. None means that all samples are new.
         scale, mean, std: Each value becomes (value * scale - mean) / std. A value is an amplitude from -1 to
             1, or a feature.
         channel_axis: The position of an additional axis of size 1, or None.
@@ -113,7 +113,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return the model's input for a result of `load` or `fit`. Integers are rounded and clipped."""
+        """Return the model's input for a result of `load` or `fit`, rounded and clipped if it is integer."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

@@ -49,7 +49,7 @@ class ImageRules:
         scale: Each pixel, 0 to 255, becomes (pixel * scale - mean) / std.
         mean, std: One value for all channels, or one value for each channel.
         layout: The order of the axes of the result.
-        dtype: The dtype of the result. Integers are rounded.
+        dtype: The dtype of the result. If it is an integer type, the values are rounded.
 
     Raises:
         ValueError: A field is out of range, or the dtype cannot hold the values.

@@ -65,7 +65,7 @@ def write_wav(amplitudes: Floats, rate: int) -> bytes:
 
 
 def pack_wav(sound: bytes, rate: int, channels: int = 1, *, is_float: bool = False) -> bytes:
-    """Return a WAV file of samples, those of a moment together: int16 or, with `is_float`, float32."""
+    """Return a WAV file of interleaved samples, which are int16, or float32 with `is_float`."""
     tag, width = (_FLOATS, 4) if is_float else (_INTEGERS, 2)
     frame_bytes = channels * width
     form = struct.pack("<HHIIHH", tag, channels, rate, rate * frame_bytes, frame_bytes, 8 * width)

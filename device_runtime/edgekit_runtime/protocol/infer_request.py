@@ -113,7 +113,7 @@ class InferRequest:
         id: The id that the response repeats, or None.
         priority: The priority. 1 is the highest, 0 is the model's default.
         timeout_us: The longest wait in the queue in microseconds, or None.
-        media_type: The media type of the input that is a file. If empty, the model's usual type.
+        media_type: The media type of the input that is a file. Empty means the model's usual type.
         sequence: The position in a sequence, or None.
         wants_answer: Whether one of the outputs is the answer of the model's task.
         response_heads: A cache in which a server stores the heads of its responses, by output shapes.

@@ -6,8 +6,8 @@ An order says how many requests of a model to keep, and which ones:
                 per_day=20.0, max_bytes=50 << 20, ends_at=..., public_key="...")
 
 A trigger draws each request that fits it with a probability p that was set before the request arrived. If
-several triggers fit, the sample has the probability 1 - (1 - p1)(1 - p2)... Its inverse is the number of
-requests that the sample represents, which makes unbiased estimates possible.
+several triggers fit, the sample has the probability 1 - (1 - p1)(1 - p2)... The sample represents 1 /
+probability requests, which makes unbiased estimates possible.
 
     write_sample(sample)    returns the plain file: header, unchanged input, answer
     read_sample(data)       parses a plain file from an untrusted source
@@ -71,7 +71,7 @@ class SampleTrigger:
 
     Attributes:
         kind: A key of `TRIGGERS`. A device ignores an unknown kind and reports it.
-        threshold: For `uncertain`, the largest difference of the two best scores of a request that fits.
+        threshold: For `uncertain`, the maximum difference between the two best scores of an answer.
         per_day: The number of samples that this trigger may draw per day. The default is that of the order.
     """
 

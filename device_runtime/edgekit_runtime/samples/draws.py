@@ -4,14 +4,15 @@ Each trigger of an order has a credit of samples. The credit grows at a constant
 samples in a quarter of a day. The probability for the next request depends only on the credit and on past
 requests:
 
-    probability = samples a second / (requests a second * share of them that fits) * credit / half of its size
+    probability = samples per second / fitting requests per second * credit / (maximum credit / 2)
 
-    example: 20 samples a day, 10 requests a second, 1 % of them uncertain -> 1 of 430 uncertain requests
+For example, an order asks for 20 uncertain samples a day, and 1 % of 10 requests per second are uncertain.
+With half of the maximum credit, 1 of 430 uncertain requests is drawn.
 
 A request is drawn first. Whether the trigger fits is checked only afterwards, so most requests cost just one
-subtraction. A sample states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, whichever of
-them drew it. Its inverse is the number of requests that the sample represents. Without credit or disk space,
-a trigger draws nothing. It exceeds its credit by at most one sample.
+subtraction. A sample states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, even if only
+one of them drew it. The sample represents 1 / probability requests. Without credit or disk space, a trigger
+draws nothing. It exceeds its credit by at most one sample.
 """
 
 import math

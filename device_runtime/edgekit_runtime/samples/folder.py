@@ -1,9 +1,9 @@
 """The folder in which samples wait to be sent. Each file holds one sample, encrypted for the fleet.
 
-    samples/MODEL/ORDER.KIND.ID     content: see `protocol.samples`, modification time: that of the request
+    samples/MODEL/ORDER.KIND.ID     the encrypted sample, see `protocol.samples`
 
-The device cannot decrypt a sample, so the file name contains what the device needs to know. Other files are
-ignored.
+The modification time of the file is the time of the request. The device cannot decrypt a sample, so the file
+name contains what the device needs to know. Other files are ignored.
 """
 
 import contextlib

@@ -51,7 +51,7 @@ class Heat:
     ) -> "Heat":
         """Return the state after `dt_s` seconds.
 
-        If `temperature_c` is None for 30 s, the budget drops below the power that kept the limit.
+        If `temperature_c` is None for 30 s, the budget is reduced as a precaution.
         `range_w` holds the lowest and the highest power of all settings. `now_s` is the time of a monotonic
         clock.
         """

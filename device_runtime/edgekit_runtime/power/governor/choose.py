@@ -5,10 +5,10 @@ as possible over all models, and use as little power as possible. If one plan is
 better plan is above it, they alternate, so that the mean power is close to the budget. The energy above the
 budget is limited in every window. Requests are rejected only if no plan is below the budget.
 
-Source: C. Imes et al., POET, RTAS 2015 (turns of two neighbouring settings hold a goal between them); H.
-Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, traded for accuracy); R. Schreier and G. C. Temes,
-Understanding Delta-Sigma Data Converters, 2005, chapter 2 (turns whose error never adds up); Intel SDM vol.
-3, "Package RAPL Domain" (a power limit is a mean over a window).
+Source: C. Imes et al., POET, RTAS 2015 (two neighbouring settings alternate to meet a goal between them); H.
+Hoffmann, JouleGuard, SOSP 2015 (accuracy is traded for energy); R. Schreier and G. C. Temes, Understanding
+Delta-Sigma Data Converters, 2005, chapter 2 (the error of the alternation is bounded); Intel SDM vol. 3,
+"Package RAPL Domain" (a power limit is a mean over a window).
 """
 
 import math
@@ -94,9 +94,9 @@ class State:
 
 
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
-    """Return how many joules a plan may use above the budget before a plan of less power must run.
+    """Return how many joules above the budget may be used before a plan with less power must run.
 
-    This bounds the mean power of any window of `limits.window_s`. The result is 0 if `allowed_w` is infinite.
+    This limits the mean power over any `limits.window_s`. The result is 0 if `allowed_w` is infinite.
     """
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 

@@ -44,8 +44,8 @@ class Factor:
 
     Attributes:
         overall: The geometric mean of the ratios, used for settings without observations.
-        by_setting: A dict from each setting to its ratio and the weight of that ratio, which is a number of
-            observations.
+        by_setting: A dict from each setting to its ratio and the weight of this ratio. The weight is a
+            number of observations, see `age`.
     """
 
     overall: float = 1.0

@@ -72,7 +72,7 @@ class Governor:
         Args:
             now_s: The time on the clock of `readings.at_s`.
             readings: The latest readings. If they are more than a few seconds old, they count as missing.
-            observations: A dict from the name of each governed model to what it did since the last tick.
+            observations: A dict from the name of each governed model to its load since the last tick.
 
         Returns:
             A dict from model names to new decisions.
@@ -97,7 +97,7 @@ class Governor:
 
     @property
     def power_w(self) -> float:
-        """The power of the device in watts. Forecast if there is no plausible reading."""
+        """The power of the device in watts. It is a forecast if there is no plausible reading."""
         expected_w = self._expected_w()
         measured_w = self._power.latest(expected_w)
         return expected_w if measured_w is None else measured_w

@@ -3,9 +3,8 @@
 The plan minimises the sum of the squared losses. A model that loses 10 % of its accuracy therefore counts as
 much as a hundred models that lose 1 %, so no model is sacrificed for another.
 
-The search is exact. Power and loss are sums over the models, so a partial plan with more power and no less
-loss than another is never part of a best plan. Models are added one by one, and only the partial plans that
-no other dominates are kept.
+The search is exact. It adds the models one by one to partial plans. Power and loss are sums over the models.
+A partial plan is therefore dropped if another partial plan has neither more power nor more loss.
 
 Source: H. Kellerer, U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 3.4 (dynamic programming
 with lists, dominance).

@@ -49,7 +49,7 @@ class Profile:
     hold_s: float = 0.0
 
     def of(self, setting: ModelSetting, fill: float) -> Cost:
-        """Return the cost of a run with `fill` requests. The energy in it is that of one request.
+        """Return the latency of a run with `fill` requests, and the energy of each request.
 
         The cost is interpolated between a full batch and the same setting with batch 1. If `costs` has no
         setting with batch 1, every run costs as much as a full batch.

@@ -12,9 +12,9 @@ class Family:
     Attributes:
         probes: The probes that were found.
         missing: A text that says what is missing, why, and how to fix it. Empty if nothing is missing.
-        sources: Power sources made of the probes. Their ranks are 0 for a rail at the board's input, 1 for
-            all rails, 2 for the platform's counters, 3 for the processor's counters, 4 for a power chip, 5
-            for a battery.
+        sources: Power sources made of the probes. The rank of a source is 0 for a rail at the board's input,
+            1 for all rails, 2 for the platform's counters, 3 for the processor's counters, 4 for a power
+            chip, and 5 for a battery.
     """
 
     name: str

@@ -25,7 +25,7 @@ class PowerSource:
 
     Attributes:
         scope: The part of the device that the probes measure, for messages.
-        counts: Whether the probes count joules. Otherwise they measure watts, which are interpolated.
+        counts: True if the probes count joules. False if they measure watts, which are then interpolated.
         rank: The preference of this source. The source with the lowest rank is used.
         is_whole: Whether the probes measure the whole device.
     """

@@ -37,8 +37,8 @@ class FleetHandler:
     """Applies the fleet's settings from the agent's file, and handles the agent's requests.
 
     Attributes:
-        problems: A dict from the key of each setting in the file to why it has no effect, or to an empty
-            string.
+        problems: A dict from the key of each setting in the file to the reason why it has no effect. The
+            reason is empty if it has an effect.
     """
 
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:
