@@ -1,4 +1,4 @@
-"""Evidence: the results of one run on one bench, as JSON that can be committed."""
+"""Evidence: the results of one run on a bench, as JSON that can be committed."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value.
+    """A measured value.
 
     Attributes:
-        name: the measured quantity and its model.
-        value: in `unit`; None if there is none.
-        method: how it was measured.
-        test: name of the test that measured it.
-        predicted: value that the package or the profile predicted, in `unit`, or None.
+        name: The measured quantity and its model.
+        value: The value in `unit`, or None if there is none.
+        method: How the value was measured.
+        test: The name of the test that measured it.
+        predicted: The predicted value from the package or the profile, in `unit`, or None.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured value, less 1; None without a prediction, or for a value of None or 0."""
+        """The relative error of the prediction, or None without a prediction or if the value is None or 0."""
         if self.predicted is None or not self.value:
             return None
         return self.predicted / self.value - 1
@@ -51,12 +51,12 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Many measured values, for a plot.
+    """A series of measured values for a plot.
 
     Attributes:
-        x_label, y_label: quantities with their units.
-        x, y: values of the points, in those units.
-        test: name of the test that measured them.
+        x_label, y_label: The quantities with their units.
+        x, y: The coordinates of the points, in those units.
+        test: The name of the test that measured them.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPower:
-    """Power of the whole device by a meter, in watts: at rest, and under load."""
+    """The measured power of the whole device at rest and under load, in watts."""
 
     idle_w: float
     active_w: float
@@ -84,14 +84,14 @@ class MeasuredPower:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTimes:
-    """Times of the toolkit's calibration networks on a device; times of models are predicted from them.
+    """The times of the calibration networks on a device, from which the times of models are predicted.
 
     Attributes:
-        date: day of the measurement, such as `2026-11-23`.
-        engine: name and release of the engine on the device.
-        networks: digest of the networks.
-        seconds: time of one inference of each network, by its name.
-        power: power of the device during the runs; None unless a meter measures the whole device.
+        date: The day of the measurement, such as `2026-11-23`.
+        engine: The name and release of the engine on the device.
+        networks: A digest of the networks.
+        seconds: The time of one inference of each network by name.
+        power: The power of the device during the runs, or None without a meter for the whole device.
     """
 
     date: str
@@ -103,11 +103,11 @@ class NetworkTimes:
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """The outcome of one test.
+    """The outcome of a test.
 
     Attributes:
-        proves: what the test shows if it passes.
-        reason: why it was skipped, or the last line of a failure.
+        proves: What the test proves if it passes.
+        reason: Why the test was skipped, or the last line of its failure.
     """
 
     __test__ = False  # pytest would collect the class as a test
@@ -121,15 +121,15 @@ class TestOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One run on one bench.
+    """The results of one run on a bench.
 
     Attributes:
-        kind: whether the results are from the real device, an emulated one, or a stand-in.
-        date: start of the run, in UTC, as ISO 8601.
-        commit: commit of the checkout that ran, or empty outside of one.
-        is_dirty: whether that checkout held changes that are in no commit.
-        left_out: number of tests that the command line left out, such as by -k.
-        network_times: calibration times of the profile that predicted this run's latencies, or None.
+        kind: Whether the device is real, emulated or simulated.
+        date: The start of the run in UTC, as ISO 8601.
+        commit: The commit of the checkout that ran, or empty without a checkout.
+        is_dirty: Whether the checkout had uncommitted changes.
+        left_out: The number of tests that the command line excluded, such as with -k.
+        network_times: The calibration times of the profile that predicted the latencies, or None.
     """
 
     bench: str
@@ -152,7 +152,7 @@ class Evidence:
 
     @property
     def latency_errors(self) -> tuple[float, ...]:
-        """Errors of the predicted latencies of this run, see `Figure.error`."""
+        """The errors of the predicted latencies of this run, see `Figure.error`."""
         return tuple(
             figure.error for figure in self.figures if figure.unit == "ms" and figure.error is not None
         )
@@ -161,7 +161,7 @@ class Evidence:
         return sum(test.outcome == outcome for test in self.tests)
 
     def describe_tests(self) -> str:
-        """Return a text with how many tests passed, failed, were skipped, and were left out."""
+        """Return a text with the numbers of passed, failed, skipped and excluded tests."""
         counts = [
             f"{self.count(counted_outcome)} {counted_outcome}"
             for counted_outcome in ("passed", "failed", "skipped")
@@ -174,9 +174,8 @@ class Checkout:
     """The source tree of the running code.
 
     Attributes:
-        commit: hash of the commit; empty outside of a checkout, `unknown` if git does not say.
-        is_dirty: whether sources differ from the commit, or are not committed; files of evidence do not
-            count.
+        commit: The hash of the commit, empty without a checkout, or `unknown` if git fails.
+        is_dirty: Whether there are uncommitted changes, except in evidence files.
     """
 
     commit: str
@@ -184,7 +183,7 @@ class Checkout:
 
 
 def read_checkout() -> Checkout:
-    """Return the commit of the running code; see `Checkout` for the values without a commit."""
+    """Return the checkout of the running code."""
     if not (PACKAGE.parents[1] / ".git").exists():
         return Checkout("", is_dirty=False)
     try:
@@ -195,7 +194,7 @@ def read_checkout() -> Checkout:
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
-    """Write evidence into `folder` as `TARGET-BENCH-DATE.json`, and return the path; the folder is made."""
+    """Write evidence to a new file `TARGET-BENCH-DATE.json` in `folder`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evidence.file_name
     write_text_atomically(path, f"{json.dumps(to_plain(evidence), indent=1)}\n")
@@ -203,10 +202,10 @@ def write_evidence(evidence: Evidence, folder: Path) -> Path:
 
 
 def read_evidence(path: Path) -> Evidence:
-    """Return the evidence in a file.
+    """Read an evidence file.
 
     Raises:
-        BenchError: the file is no evidence, or of a newer format.
+        BenchError: The file is not evidence, or has a newer format.
     """
     return from_plain(Evidence, _read_document(path), str(path), BenchError)
 
@@ -222,30 +221,30 @@ def _read_document(path: Path) -> Any:
 
 
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
-    """Return all evidence in folders, oldest first. Of files with equal names, the last is read.
+    """Read all evidence in folders, oldest first. For files with the same name, the last folder wins.
 
     Raises:
-        BenchError: a file is no evidence, or of a newer format.
+        BenchError: A file is not evidence, or has a newer format.
     """
     files = {path.name: path for folder in folders for path in sorted(folder.glob("*.json"))}
     return sorted((read_evidence(path) for path in files.values()), key=lambda run: run.date)
 
 
 def list_committed() -> Path:
-    """Return the folder of the evidence that came with this source or release."""
+    """Return the folder of the evidence that is part of this source tree or release."""
     released = PACKAGE / "released_evidence"
     return released if released.is_dir() else PACKAGE.parents[1] / "hil" / "evidence"
 
 
 def find_hil_folder() -> Path:
-    """Return the folder of this user's benches and evidence."""
+    """Return the folder of the user's benches and evidence."""
     return find_config_folder() / "hil"
 
 
 def read_newest(target: str) -> list[Evidence]:
-    """Return the newest evidence of each bench of a target, from this source and from the user's folder.
+    """Return the newest evidence of each bench for a target, from this source and the user's folder.
 
-    Runs in which every test was skipped are left out, and so are files of the user that cannot be read.
+    Runs in which all tests were skipped, and unreadable files of the user, are ignored.
     """
     return list({run.bench: run for run in _read_all(target)}.values())
 
@@ -265,16 +264,16 @@ def _read_all(target: str) -> list[Evidence]:
 
 
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
-    """Return evidence with times of calibration networks on a real device, and the times, newest first.
+    """Return evidence from real devices with its times of the calibration networks, newest first.
 
-    Times of an emulated device are left out: they do not hold for the real device.
+    Emulated devices are excluded, because their times do not apply to the real device.
     """
     newest_first = reversed(_read_all(target))
     return [(run, run.network_times) for run in newest_first if run.kind == "real" and run.network_times]
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:
-    """Return in words which code made the evidence, such as `this commit` or `commit 1234abcde`."""
+    """Describe the code that produced the evidence, such as `this commit` or `commit 1234abcde`."""
     if not evidence.commit:
         return "no commit (an installed release)"
     changes = " with changes that were not committed" if evidence.is_dirty else ""

@@ -1,6 +1,6 @@
-"""HTML and SVG elements that escape all text that is not markup, and figures in a form for readers.
+"""Builds HTML and SVG elements with escaped text, and formats figures for readers.
 
-Not a template engine: one function builds one element.
+This is no template engine. Each function builds one element.
 """
 
 import base64
@@ -17,7 +17,7 @@ _KILO = 1000.0
 
 
 class Markup(str):
-    """Text that is HTML already; only `el` and `join` make it from other text."""
+    """Text that is already HTML, which only `el` and `join` create from other text."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Markup(str):
 
 
 def join(*parts: str | None) -> Markup:
-    """Return parts in a row, each escaped unless it is markup; None is left out."""
+    """Concatenate parts, and escape those that are not `Markup`. None is skipped."""
     return Markup(
         "".join(
             part if isinstance(part, Markup) else html.escape(clean(part), quote=True)
@@ -41,10 +41,10 @@ def el(tag: str, *children: str | None, **attributes: str | float | None) -> Mar
     """Return an HTML element.
 
     Args:
-        tag: element name, from our code only.
-        children: markup as it is, other text escaped, None left out.
-        attributes: `class_` stands for class and `aria_hidden` for aria-hidden; None leaves one out, numbers
-            are written with at most two decimals.
+        tag: The name of the element, which must be trusted.
+        children: The content. Text that is not `Markup` is escaped, and None is skipped.
+        attributes: The attributes, such as `class_` for class and `aria_hidden` for aria-hidden. None is
+            skipped, and numbers have at most two decimals.
     """
     written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
@@ -65,8 +65,8 @@ def _attribute(value: str | float) -> str:
 def section(title: str, *children: str | None, key: str, intro: str | None = None) -> Markup:
     """Return a section with a heading.
 
-    `children`: markup, or text to escape; None is left out. `key`: id of the element, for links to it.
-    `intro`: text below the heading, or None.
+    `children` are markup or text to escape, and None is skipped. `key` is the id for links to the heading.
+    `intro` is a paragraph below the heading, or None.
     """
     lead = None if intro is None else el("p", intro, class_="intro")
     return el("section", el("h2", title, id=key), lead, *children, aria_labelledby=key)
@@ -80,10 +80,10 @@ def table(
     caption: str,
     style: str | None = None,
 ) -> Markup:
-    """Return a table that scrolls sideways in itself on narrow screens.
+    """Return a table that scrolls horizontally on narrow screens.
 
-    `rows`: finished `tr` elements. `style`: class of the `table` element, or None.
-    `numeric`: indices of the columns of numbers, whose headings are right-aligned.
+    `rows` are `tr` elements. `style` is the class of the `table` element, or None. `numeric` has the indices
+    of numeric columns, whose headings are right-aligned.
     """
     cells = [
         el("th", title, scope="col", class_="n" if index in numeric else None)
@@ -96,7 +96,7 @@ def table(
 
 
 def facts(entries: Iterable[tuple[str, str | None]]) -> Markup:
-    """Return a description list (`dl`) of terms and values; None is shown as `none`."""
+    """Return a description list (`dl`) of terms and values, with `none` for None."""
     pairs = [join(el("dt", term), el("dd", "none" if value is None else value)) for term, value in entries]
     return el("dl", *pairs, class_="facts")
 
@@ -116,14 +116,14 @@ def read_style(package: str, name: str) -> str:
 def render_document(
     title: str, style: str, *body: str | None, footer: Markup | None = None, script: str = ""
 ) -> str:
-    """Return a page that contains everything it needs, and may load nothing else.
+    """Return a self-contained page, whose content security policy blocks everything else.
 
     Args:
-        title: title of the page.
-        style: the page's own style sheet; it follows `page.css`, which all pages share.
-        body: content of the element `main`.
-        footer: element behind `main`.
-        script: our script; it may send requests to the page's server.
+        title: The title of the page.
+        style: The style sheet of the page, which follows the shared `page.css`.
+        body: The content of the `main` element.
+        footer: The element after `main`.
+        script: A trusted script, which may send requests to the server of the page.
     """
     style = read_style(__package__, "page.css") + style
     allowed = f"style-src 'sha256-{_digest(style)}'"
@@ -156,14 +156,14 @@ def _digest(text: str) -> str:
 
 
 def show_ms(seconds: float) -> str:
-    """Return a latency in words, such as `1.24 ms` or `2.1 s`; `none` if it is not finite."""
+    """Format a time in seconds as a latency such as `1.24 ms` or `2.1 s`, or `none` if it is not finite."""
     if not math.isfinite(seconds):
         return "none"
     return f"{three_digits(seconds)} s" if seconds >= 1 else f"{three_digits(_KILO * seconds)} ms"
 
 
 def show_bytes(size_bytes: float) -> str:
-    """Return a size in words, such as `602 kB`; units are bytes, kB and MB of powers of 1000."""
+    """Format a size such as `602 kB`, in bytes, kB or MB of powers of 1000."""
     if size_bytes < _KILO:
         return f"{size_bytes:.0f} bytes"
     for unit in ("kB", "MB"):
@@ -174,7 +174,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three significant digits, or all digits of its integer part: `0.012`, `1,234`."""
+    """Format a number with three significant digits but all integer digits, such as `0.012` or `1,234`."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

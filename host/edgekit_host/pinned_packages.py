@@ -1,4 +1,4 @@
-"""The packages that a device gets: names, versions and hashes of `requirements/device*.txt`."""
+"""The names, versions and hashes of the packages for devices, from `requirements/device*.txt`."""
 
 from pathlib import Path
 from typing import Final
@@ -13,17 +13,17 @@ PINNED_ENGINES: Final = tuple(engine.name for engine in list_registered() if eng
 
 
 def read_pinned(engine: str, machine: str, python: str) -> list[str]:
-    """Return the packages of an engine as requirements of pip, with hashes, but without markers.
+    """Return the packages of an engine as pip requirements with hashes.
 
-    Environment markers are resolved here, since pip would resolve them for the machine that it runs on.
+    Environment markers are evaluated for the device, because pip would evaluate them for this machine.
 
     Args:
-        engine: engine of the device.
-        machine: architecture such as `aarch64`.
-        python: version of CPython, such as `3.11.2`.
+        engine: The engine of the device.
+        machine: The architecture of the device, such as `aarch64`.
+        python: The CPython version on the device, such as `3.11.2`.
 
     Raises:
-        ProvisioningError: the list of the engine's packages is missing here.
+        ProvisioningError: The package list of the engine is missing.
     """
     environment = {
         "implementation_name": "cpython",
@@ -48,10 +48,10 @@ def read_pinned(engine: str, machine: str, python: str) -> list[str]:
 
 
 def find_list(engine: str) -> Path:
-    """Return the path of the list of an engine's packages, in this installation or the checkout.
+    """Return the path of an engine's package list in this installation or checkout.
 
     Raises:
-        ProvisioningError: it is missing, or no list pins this engine's packages.
+        ProvisioningError: The list is missing, or no list pins the packages of this engine.
     """
     here, name = Path(__file__).parent, find_engine(engine).installation.pinned_list
     if not name:

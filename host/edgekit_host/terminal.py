@@ -1,6 +1,6 @@
-"""Prints text on a terminal. Foreign text is shown literally, never as markup or commands.
+"""Prints text on a terminal, where untrusted text is never interpreted as markup or commands.
 
-The output reads the same without colour and in a narrow window: what does not fit is folded, not cut.
+The output is also readable without colour and in a narrow window. Text that does not fit is wrapped, not cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,17 +24,17 @@ class _Console(Console):
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return the console of the standard output (or error), with markup switched off."""
+    """Return the console of standard output or standard error, without markup."""
     return _Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
 def is_ascii_only(console: Console) -> bool:
-    """Return True if a console may be unable to show characters beyond ASCII."""
+    """Return whether a console may not support characters beyond ASCII."""
     return not console.encoding.lower().startswith("utf")
 
 
 def plain(value: object, console: Console) -> str:
-    """Return foreign text on one line, without control characters and characters that the console lacks."""
+    """Return untrusted text on one line, without control characters and unsupported characters."""
     text = " ".join(clean(str(value)).split())
     if is_ascii_only(console):
         text = text.translate(_ASCII)
@@ -44,10 +44,13 @@ def plain(value: object, console: Console) -> str:
 def print_line(
     console: Console, *parts: object | tuple[object, str] | Text, first_indent: int = 0, indent: int = 0
 ) -> None:
-    """Print parts with blanks between them.
+    """Print parts separated by spaces.
 
-    `parts`: foreign texts; pairs of a foreign text and its style; or `Text` that is known to be safe.
-    `first_indent`: indent of the first line, in cells. `indent`: indent of the lines after it, in cells.
+    Args:
+        console: The console.
+        parts: Untrusted texts, pairs of an untrusted text and its style, or trusted `Text`.
+        first_indent: The indent of the first line, in cells.
+        indent: The indent of the other lines, in cells.
     """
     pairs = [part if isinstance(part, (tuple, Text)) else (part, "") for part in parts]
     texts = [pair if isinstance(pair, Text) else Text(plain(pair[0], console), pair[1]) for pair in pairs]
@@ -55,10 +58,10 @@ def print_line(
 
 
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:
-    """Print a title over rows of foreign texts, in columns; nothing when there are no rows.
+    """Print a title above rows of untrusted texts in columns. Without rows nothing is printed.
 
-    A row that is too long for the columns becomes a line without columns. If that line is too long, each text
-    of the row gets its own line, so that a digest stays in one piece if possible.
+    A row that is too long for the columns is printed as a line without columns. If the line is also too long,
+    each text gets its own line, so that a digest is not broken if possible.
     """
     texts = [tuple(plain(value, console) for value in row) for row in rows]
     if not texts:

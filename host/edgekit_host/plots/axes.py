@@ -1,4 +1,4 @@
-"""Axes of all plots: range, ticks, place of a value. Numbers only; drawing is in other modules."""
+"""The axes of all plots, with ranges, ticks and positions. This module only computes and does not draw."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Quantity:
     """The quantity of an axis, in display units.
 
     Attributes:
-        title: such as `Size`.
-        values: a value for each point, in display units.
-        reaches: confidence interval of each value, or None; empty if there are none.
-        limit: the budget's limit, or None.
-        limit_text: the limit as the rest of the page shows it.
-        baseline: the source model's value, or None.
+        title: The title, such as `Size`.
+        values: The values of the points.
+        reaches: The confidence interval of each value or None, or an empty tuple without intervals.
+        limit: The limit in the budget, or None.
+        limit_text: The limit as the page shows it elsewhere.
+        baseline: The value of the source model, or None.
     """
 
     title: str
@@ -33,7 +33,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range with ticks, written with `decimals`; if `log`, it is logarithmic, and both ends are above 0."""
+    """A range with ticks, which are shown with `decimals`. The ends of a `log` axis are above 0."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of `value`: 0 is the low end, 1 the high end; off the axis, less or more."""
+        """Return the position of a value on the axis, where 0 is the low end and 1 the high end."""
         if self.low == self.high:
             return 0.5
         if self.log:
@@ -58,9 +58,9 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs, which shows all points, but no limit far from them.
+    """Return the axis for costs, which includes all points, and the limit unless it is far from them.
 
-    It is logarithmic if the largest cost is over 8 times the smallest.
+    The axis is logarithmic if the largest cost is over 8 times the smallest.
     """
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
@@ -70,9 +70,9 @@ def scale_axis(quantity: Quantity) -> Axis:
 
 
 def focus_axis(quantity: Quantity) -> Axis:
-    """Return the axis for scores, around the best one: a collapsed candidate must not flatten the others.
+    """Return the axis for scores, which may exclude very low scores so that the others stay distinguishable.
 
-    The caller draws values below the axis on its lower edge.
+    The caller draws values below the axis at its lower end.
     """
     best = max((*quantity.values, *([] if quantity.baseline is None else [quantity.baseline])))
     low = min(quantity.values)
@@ -124,7 +124,7 @@ def _log_axis(low: float, high: float, limit: float | None) -> Axis:
 
 
 def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, about `count` of them."""
+    """Return about `count` round numbers from `low` to `high`."""
     if high <= low:
         return [low]
     step = nice_step((high - low) / count)
@@ -133,10 +133,10 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float, *, dense_up_to: float = 300.0) -> list[float]:
-    """Return round numbers from `low` to `high`, few enough to fit beside each other.
+    """Return round numbers from `low` to `high` for a logarithmic axis.
 
-    `low`: least value, above 0. `dense_up_to`: ratio of the ends below which 2 and 5 times a power of ten are
-    ticks too.
+    `low` must be above 0. If the ratio of the ends is below `dense_up_to`, the ticks are 1, 2 and 5 times
+    powers of ten. Otherwise they are powers of ten.
     """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / low < dense_up_to else (1,)
@@ -144,6 +144,6 @@ def log_ticks(low: float, high: float, *, dense_up_to: float = 300.0) -> list[fl
 
 
 def nice_step(rough: float) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten that is at least `rough`."""
+    """Return the smallest number that is at least `rough` and 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

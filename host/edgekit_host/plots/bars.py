@@ -1,4 +1,4 @@
-"""The bars beside the numbers of the tables and tiles, as inline SVG."""
+"""Bars next to the numbers in tables and tiles, as inline SVG."""
 
 from edgekit_host.markup import Markup, el
 from edgekit_host.plots.frame import rect
@@ -7,10 +7,12 @@ from edgekit_host.plots.frame import rect
 def bar(share: float, style: str, *, back: float | None = None) -> Markup:
     """Return a thin horizontal bar that fills its table cell.
 
-    The number is in the cell beside it, so screen readers skip the bar.
+    Screen readers skip it, because the number is in the next cell.
 
-    `share`: length, 0..1 of the width. `style`: class of the bar. `back`: length of a paler bar above it, for
-    an earlier value, or None.
+    Args:
+        share: The length as a share of the width, 0 to 1.
+        style: The class of the bar.
+        back: The length of a paler bar above it for a previous value, or None.
     """
     length = 100 * min(1.0, max(0.0, share))
     if back is None:
@@ -28,13 +30,12 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
 
 
 def budget_bar(share: float, state: str, *, title: str) -> Markup:
-    """Return the bar of a value against its limit, which is a tick at 80 % of the width.
+    """Return a bar of a value, with a tick for its limit at 80 % of the width.
 
     Args:
-        share: value / limit; limited to 0..1.25.
-        state: verdict on the limit, which sets the bar's colour: `ok`, `over`, or another text if it is
-            undecided.
-        title: value and limit in words, as a tooltip.
+        share: The value divided by the limit. The bar shows 0 to 1.25.
+        state: The verdict, which sets the colour: `ok`, `over`, or any other text if undecided.
+        title: The value and the limit as text for a tooltip.
     """
     length = 80 * min(1.25, max(0.0, share))
     return el(

@@ -1,7 +1,7 @@
-"""The frame of a chart: two axes in a rectangle, with its grid, ticks and lines, as inline SVG.
+"""The frame of a chart: a rectangle with two axes, a grid, ticks and lines, as inline SVG.
 
-Every chart is drawn in one. Colours, line styles and fonts are in style sheets by class, so that dark mode
-and print need no second chart: `grid`, `tick` and `axis` are the frame's, the others the chart's own.
+All charts use it. Style sheets set colours, line styles and fonts by class, so that one chart also works in
+dark mode and in print. The frame uses the classes `grid`, `tick` and `axis`.
 """
 
 import math
@@ -25,7 +25,7 @@ def text(x: float, y: float, words: str, style: str | None, anchor: str = "start
 
 
 def rect(x: float, y: float, width: float, height: float, style: str | None = None) -> Markup:
-    """Return a rectangle; `style`: class of the style sheet, which sets its colour."""
+    """Return a rectangle, whose CSS class `style` sets its colour."""
     return el("rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=style)
 
 
@@ -50,7 +50,7 @@ def drawing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Two axes in a rectangle of a drawing; edges are in units of the drawing, and y grows downward."""
+    """A rectangle with two axes in a drawing. The edges are in drawing units, and y increases downwards."""
 
     x: Axis
     y: Axis
@@ -60,30 +60,30 @@ class Frame:
     bottom: float
 
     def x_at(self, value: float) -> float:
-        """Return the x of a value; outside of the frame for a value off the axis."""
+        """Return the x coordinate of a value, which is outside the frame if the value is off the axis."""
         return self.left + (self.right - self.left) * self.x.share(value)
 
     def y_at(self, value: float) -> float:
-        """Return the y of a value; outside of the frame for a value off the axis."""
+        """Return the y coordinate of a value, which is outside the frame if the value is off the axis."""
         return self.bottom - (self.bottom - self.top) * self.y.share(value)
 
     def trace(self, points: Iterable[tuple[float, float]], style: str) -> Markup:
-        """Return a line through the points (x, y) whose y is finite."""
+        """Return a line through the points (x, y), without points whose y is not finite."""
         drawn = [f"{self.x_at(x):.1f},{self.y_at(y):.1f}" for x, y in points if math.isfinite(y)]
         return el("polyline", points=" ".join(drawn), class_=style)
 
     def across(self, value: float, style: str) -> Markup:
-        """Return a horizontal line at a value of y, over the whole width."""
+        """Return a horizontal line at a y value, across the whole width."""
         y = self.y_at(value)
         return line(self.left, y, self.right, y, style)
 
     def upright(self, value: float, style: str) -> Markup:
-        """Return a vertical line at a value of x, over the whole height."""
+        """Return a vertical line at an x value, across the whole height."""
         x = self.x_at(value)
         return line(x, self.top, x, self.bottom, style)
 
     def grid(self, x_ticks: Ticks, y_ticks: Ticks, *, has_columns: bool = False) -> list[Markup]:
-        """Return lines and texts of ticks (value, text); with `has_columns`, ticks of x have lines, too."""
+        """Return the texts of all ticks with horizontal lines, and with vertical lines if `has_columns`."""
         parts = []
         for value, words in y_ticks:
             parts.append(self.across(value, "grid"))

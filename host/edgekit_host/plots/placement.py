@@ -1,4 +1,4 @@
-"""Places the texts of a plot: each gets the first place where it covers nothing. Numbers only."""
+"""Positions the texts of a plot so that they do not overlap. This module only computes."""
 
 import math
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Spot:
 
 @dataclass(slots=True)
 class Room:
-    """A frame, and the occupied boxes in it (left, top, right, bottom)."""
+    """A frame with the boxes that are occupied in it, each as (left, top, right, bottom)."""
 
     left: float
     right: float
@@ -45,11 +45,11 @@ class Room:
     occupied: list[_Box] = field(default_factory=list)
 
     def take_point(self, x: float, y: float, reach: float) -> None:
-        """Keep texts off a point that extends by `reach` on every side."""
+        """Occupy the box around a point, which extends `reach` to each side."""
         self.occupied.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
-        """Return a free position for the label of the point (px, py) and occupy it; None if there is none."""
+        """Find and occupy a free position for the label of the point (px, py), or return None."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):
@@ -58,9 +58,10 @@ class Room:
         return None
 
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
-        """Occupy and return a place for a horizontal line's text, below or above the line.
+        """Find and occupy a position for the text of a horizontal line, below or above the line.
 
-        `below`: which side to try first. If nothing is free, the text is at the left end on this side.
+        `below` says which side to try first. If no position is free, the text goes to the left end on this
+        side.
         """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))

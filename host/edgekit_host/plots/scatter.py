@@ -1,4 +1,4 @@
-"""The scatter plot of candidates as inline SVG. No script, no library."""
+"""The scatter plot of candidates, as inline SVG without a script or library."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 546.0, 28.0, 330.0
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One candidate in a plot.
+    """A candidate in a plot.
 
     Attributes:
-        anchor: id of its table row.
-        chosen: whether it is the chosen one: drawn larger, with a ring.
-        meets: whether it meets all limits: drawn filled, otherwise hollow and square.
+        anchor: The id of its table row.
+        chosen: Whether the candidate was chosen. It is drawn larger and with a ring.
+        meets: Whether the candidate meets all limits. It is drawn filled, and otherwise hollow and square.
     """
 
     label: str
@@ -30,10 +30,10 @@ class Mark:
 
 
 def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: str) -> Markup:
-    """Return the SVG of cost (x, less is better) against score (y, more is better).
+    """Return an SVG plot of cost (x, lower is better) against score (y, higher is better).
 
-    `marks`: at least one mark; `cost.values` and `score.values` hold as many.
-    `key`: prefix of the ids in the SVG, unique on the page.
+    `marks` has at least one mark, and as many as `cost.values` and `score.values`. `key` is a unique prefix
+    for the ids in the SVG.
     """
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [

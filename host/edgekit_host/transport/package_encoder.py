@@ -1,7 +1,8 @@
-"""Codes packages for their way to devices: as deltas from other packages, and as independent files.
+"""Encodes packages for transfer to devices, as deltas from other packages or as independent files.
 
-Both are runs over the tensors of the model. What predictions leave of a tensor is coded by `rans_encoder` or
-by LZMA, whichever is estimated to be smaller; small packages are coded by three such choices.
+Both are sequences of runs over the tensors of the model. The differences between a tensor and its prediction
+are coded with `rans_encoder` or LZMA, whichever is estimated to be smaller. For small packages, three ways to
+choose between them are tried.
 
 Source: docs/reference/fleet-deltas.md.
 """
@@ -98,8 +99,8 @@ def encode(base: bytes, package: bytes) -> bytes | None:
     """Return the delta from one package to another, or None if it would exceed the limits of a delta.
 
     Args:
-        base: the old package, which is valid; empty to code `package` as a file of its own.
-        package: the package to make; it is valid.
+        base: The old package, which is valid, or empty for an independent file.
+        package: The new package, which is valid.
     """
     factors = _CODES_FACTORS[: None if len(package) <= _TRIED_PACKAGE_BYTES else 1]
     try:
@@ -112,7 +113,7 @@ def encode(base: bytes, package: bytes) -> bytes | None:
 
 
 def coded_size(package: bytes) -> int:
-    """Return the size of a device's first download; the package is coded if that saves 20 %."""
+    """Return the size of a device's first download. The package is encoded if that saves 20 %."""
     coded_bytes = len(encode(b"", package) or package)
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 
@@ -150,7 +151,7 @@ def _encode(
 
 
 def pack_number(number: int) -> bytes:
-    """Return a number of 0 or more as bytes of 7 bits, the lowest first; bit 7 is set in all but the last."""
+    """Encode a non-negative number in 7-bit groups, lowest first. Bit 7 is set in all bytes but the last."""
     content = bytearray()
     while number >= 0x80:
         content.append(number & 0x7F | 0x80)
@@ -185,7 +186,7 @@ def _unpack_words(packed: bytes) -> bytes:
 
 
 def compress(data: bytes, model: int) -> bytes:
-    """Return raw LZMA of `data`, without its length. `model`: LZMA's parameters, see `list_lzma_filters`."""
+    """Return `data` as raw LZMA without its length. `model` sets the parameters, see `list_lzma_filters`."""
     return _trim(_compress(data, model), data, model)
 
 
@@ -412,7 +413,7 @@ class _RunFinder:
 
 
 def list_tensors(package: bytes) -> Iterator[TensorPosition]:
-    """Yield the tensors of a package's models. Each golden file and each other large file is one tensor."""
+    """Yield the tensors in a package. Each golden file and each other large file counts as one tensor."""
     view = memoryview(package)
     for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
         tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)

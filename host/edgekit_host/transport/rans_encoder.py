@@ -1,7 +1,7 @@
 """Encodes bytes that are mostly small, for `edgekit_runtime.codecs.rans`.
 
-rANS decodes in the reverse order of encoding: tables are made for all symbols first, then the states run from
-the last symbol to the first.
+rANS encodes in the reverse order of decoding. The encoder first creates the tables for all symbols, and then
+encodes from the last symbol to the first.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ _FEW_LANES: Final = 16
 
 
 def encode(content: NDArray[np.uint8]) -> bytes:
-    """Return the rANS stream of uint8 [n]; b"" if n is 0."""
+    """Return uint8 values of shape (n,) as a rANS stream, which is empty if n is 0."""
     if not len(content):
         return b""
     lanes = count_lanes(len(content))

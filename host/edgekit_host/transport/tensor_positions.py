@@ -1,9 +1,9 @@
-"""Finds where the tensors of a model lie in its file, ONNX or TFLite, without their libraries.
+"""Finds the tensors in an ONNX or TFLite file without the libraries of these formats.
 
-A wrong answer only makes a delta larger, since each delta is tested by making the package from it. So tensors
-that are not understood are left out.
+Unknown tensors are left out. A wrong position only makes a delta larger, because each delta is tested by
+rebuilding the package from it.
 
-Source: onnx.proto and onnx-data (ONNX 1.23); schema.fbs (TensorFlow Lite).
+Source: onnx.proto and onnx-data (ONNX 1.23), and schema.fbs (TensorFlow Lite).
 """
 
 import math
@@ -34,12 +34,12 @@ class TensorPosition:
     """A tensor in a file.
 
     Attributes:
-        name: name of the tensor, equal in all versions of the model.
-        offset, length: where its bytes are in the file.
-        width: size in bytes of the words in which the encoder reads the tensor: 1, 2 or 4.
-        shape: shape of the tensor, or () where it is unknown.
-        is_signed: whether bytes are int8 (True), uint8 (False), or neither (None).
-        scale: name of the tensor with the float32 scales for these codes, or "".
+        name: The name of the tensor, which is the same in all versions of the model.
+        offset, length: The position and size of its data in the file, in bytes.
+        width: The size of the words in which the encoder reads the tensor, 1, 2 or 4 bytes.
+        shape: The shape of the tensor, or () if unknown.
+        is_signed: True for int8, False for uint8, and None for other types.
+        scale: The name of the tensor with the float32 scales of these values, or "".
     """
 
     name: str
@@ -52,7 +52,7 @@ class TensorPosition:
 
 
 def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
-    """Return the tensors of an ONNX (`*.onnx`) or TFLite file, by offset; none if it is not understood."""
+    """Return the tensors of an ONNX (`*.onnx`) or TFLite file by offset, or none if the file is malformed."""
     find = _find_onnx if file_name.endswith(".onnx") else _find_tflite
     try:
         if file_name.endswith(".onnx") or bytes(data[4:8]) == b"TFL3":
