@@ -45,7 +45,7 @@ class SharedMemoryHandler:
 
     @property
     def allows_posix(self) -> bool:
-        """Whether POSIX segments may be registered, for which clients need to know only the name."""
+        """Whether clients may register POSIX segments."""
         return self._regions.allows_posix
 
     def register(self, name: str, connection: Connection, _head: RequestHead, body: memoryview) -> None:

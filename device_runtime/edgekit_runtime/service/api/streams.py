@@ -1,4 +1,4 @@
-"""The endpoints for streams: their list, their answers, streams for a single client, and the live page."""
+"""The endpoints that list streams, send their answers, open streams for clients, and show the live page."""
 
 import base64
 import functools

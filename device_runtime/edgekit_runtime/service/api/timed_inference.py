@@ -52,8 +52,8 @@ class TimedInferenceHandler(InferenceHandler):
     ) -> None:
         """Handle an inference request. The response may be sent later. Errors also state the load.
 
-        To probe the link, a device requests a version that no server has. If that version is the name of a
-        model, the error states the load of this model, so the device learns whether to use the server again.
+        Devices probe the link by requesting an unknown version. If this version is the name of a model, the
+        error states the load of that model.
         """
         try:
             super().handle_request(name, version, connection, head, body)

@@ -26,8 +26,7 @@ def make_profile(
     """Return the loaded settings with their costs for each allowed batch size.
 
     The running times were measured when the model was loaded. The energy is assumed to be proportional to the
-    time of the engine's threads, with a factor that the governor learns. The accuracy is the score in the
-    package.
+    running time and to the number of threads. The accuracy is the score in the package.
     """
     costs = {}
     for loaded in loaded_settings:

@@ -41,8 +41,8 @@ class GrpcConnection:
     Attributes:
         is_local, client, peer_pid, deadline_tick: As in `Connection`.
         on_admit: Called once when the first RPC has passed the access check, then set to None.
-        ahead: The RPCs whose messages wait until the client has read more, or until other connections were
-            served.
+        ahead: The RPCs that pause until the client has read more responses, or until other connections
+            have been served.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class GrpcConnection:
     # Sending
 
     def flush(self) -> None:
-        """Send as much as flow control allows. If the connection is ending and nothing is left, close it."""
+        """Send as much as flow control allows. After GOAWAY and the last response, close the connection."""
         if self._is_advancing or not self.is_open:
             return
         while self._send_buffer is None and (parts := self.http2.data_to_send(_SEND_BYTES)):

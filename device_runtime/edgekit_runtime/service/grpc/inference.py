@@ -1,8 +1,7 @@
 """Inference over gRPC: converts messages to the equivalent HTTP requests, and responses back to messages.
 
 Both protocols therefore share one implementation. Requests of a client usually differ only in
-`raw_input_contents`, and responses only in the tensors. The last few conversions of the other parts are
-cached.
+`raw_input_contents`, and responses only in the tensors. The conversions of all other parts are cached.
 """
 
 import contextlib

@@ -182,7 +182,7 @@ def _read_value(kind: str, data: memoryview, budget: Iterator[int]) -> Any:
 
 
 def write_message(message: str, values: Mapping[str, Any]) -> bytes:
-    """Encode a message. Values that are None or unknown to the message are left out.
+    """Encode a message. Values that are None and unknown fields are left out.
 
     `message` is a key of `MESSAGES`, such as `ModelInferResponse`.
     """

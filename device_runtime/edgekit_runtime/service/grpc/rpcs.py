@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 
 
 def encode_field(name: bytes, value: bytes) -> bytes:
-    """Return a header field in HPACK, without dynamic table and Huffman coding.
+    """Encode a header field in HPACK, without the dynamic table or Huffman coding.
 
     Source: RFC 7541, section 6.2.2.
     """
@@ -91,7 +91,7 @@ class Method:
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
         """Convert an HTTP response to a gRPC message, in parts.
 
-        `head` is the HTTP/1.1 head. For inference, the JSON follows in the same bytes.
+        `head` is the HTTP/1.1 head. For inference, it also includes the JSON.
         """
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class RpcHead:
 
     Attributes:
         path: The path, `/package.Service/Method`.
-        content_coding: The compression of compressed messages.
+        content_coding: The name of the compression, such as `gzip`.
         timeout_s: The time that the client waits, in seconds, or None.
         authorization, is_from_page, has_foreign_host, method: As in `RequestHead`.
         is_cleared: Whether the client has passed the access check.
@@ -195,7 +195,7 @@ class MessageResponder:
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
-        """Convert an HTTP response to a message and send it. The buffers must not change until then."""
+        """Send an HTTP response as a message. The buffers must not change until it is sent."""
         try:
             parts = self.rpc.method.encode_response(bytes(head), *body)
         except Exception as error:  # else the client would wait for ever
@@ -276,7 +276,7 @@ class Rpc:
 
     @property
     def is_in_message(self) -> bool:
-        """Whether a message is incomplete, or complete but waits for the end of its stream."""
+        """Whether a message is being received, or is complete but not handled yet."""
         return len(self._prefix) > 0
 
     @property
@@ -296,7 +296,7 @@ class Rpc:
         self.resume()
 
     def resume(self) -> None:
-        """Continue handling messages, unless too many responses are pending or other connections go first."""
+        """Handle received messages up to a limit, unless the RPC is paused."""
         try:
             if self.is_open and not self.is_held:
                 self._advance()

@@ -61,8 +61,8 @@ def read_token(path: str) -> bytes:
     """Read the token in a file and return the expected `Authorization` header, which is `Bearer TOKEN`.
 
     Raises:
-        ConfigError: The file is not readable, or readable by everyone, or the token is short or contains
-            spaces.
+        ConfigError: The file cannot be read or is readable by everyone, or the token is too short or
+            contains spaces.
     """
     try:
         with open(path, encoding="ascii") as file:  # noqa: PTH123  # one descriptor for content and mode

@@ -1,8 +1,7 @@
-"""The connection of an HTTP client, which owns its socket, its deadline and its lease.
+"""The connection of an HTTP client.
 
-The event loop calls the connection when the socket is ready. The connection reads bytes, has them parsed by
+The event loop calls the connection when the socket is ready. The connection reads bytes, parses them with
 `RequestParser`, passes the requests to the server's handler one at a time, and sends the responses in order.
-Pipelined requests wait. The connection does not interpret the requests.
 """
 
 import contextlib
@@ -66,7 +65,7 @@ class ConnectionOwner(Protocol):
 
 
 def ticks(seconds: float) -> int:
-    """Return the number of ticks, one each `TICK_S` (0.5 s), that take at least `seconds`."""
+    """Return the number of timer ticks that take at least `seconds`. A tick takes 0.5 s."""
     return int(seconds / TICK_S) + 2
 
 
@@ -76,16 +75,16 @@ class Connection:
     Attributes:
         is_open: Whether the connection is neither closed nor released.
         is_local: Whether the client uses the Unix socket, whose file permissions control access.
-        address: The client's address if the socket does not know it, as with TLS. Otherwise empty.
+        address: The client's address if the socket cannot tell it, as for TLS. Otherwise empty.
         descriptors: The file descriptors received with the body of the current request. A handler that keeps
             one must remove it from the list.
         on_close: A function that is called once when the connection is closed or released, or None.
-        on_admit: A function that is called when the first request has passed the screen, or None.
+        on_admit: A function that is called when the first request has passed the access check, or None.
         deadline_tick: The server tick at which `on_timeout` is called.
         is_busy: Whether the handler has a request whose response has not been sent.
         closes: Whether the connection ends after this response.
         is_lingering: Whether the last response was sent, so that received data is discarded.
-        deadline_s: Always None, since only gRPC has request deadlines, see `MessageResponder`.
+        deadline_s: Always None. Only gRPC requests have deadlines, see `MessageResponder`.
     """
 
     deadline_s: float | None = None
@@ -369,8 +368,8 @@ class Connection:
         """Send the response to the current request. Has no effect if the connection has ended.
 
         Args:
-            parts: The head, as returned by `make_head`, and the body. C-contiguous. Must not change until
-                sent.
+            parts: The head, as returned by `make_head`, and the body. Arrays must be C-contiguous, and must
+                not change until they are sent.
         """
         if not (self.is_busy and self.is_open):
             return
@@ -532,7 +531,7 @@ class Connection:
 
     @property
     def is_between_requests(self) -> bool:
-        """Whether the connection can be released: no request is being handled and no body is arriving."""
+        """Whether no request is being handled and no body is being received."""
         return self.is_open and not self.closes and not self.is_busy and self._parser.body_bytes is None
 
     def close_when_idle(self) -> None:
