@@ -25,16 +25,14 @@ def has_free_rows(model: Session | Manifest) -> bool:
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
     """Return whether a row has the same outputs alone as in a batch with much larger and smaller values.
 
-    Such values reveal a scale, a norm or a maximum that is computed over all rows. Integer and bool inputs
-    use only values of the given rows, because they may be indices. The result is also False if a first
+    The test detects models that compute a scale, a norm or a maximum over all rows. Integer and bool inputs
+    may be indices, so their test values are taken from `inputs`. The result is also False if a first
     dimension is not free, an input has no rows, or the engine refuses the batch. Float outputs may differ by
-    0.1 % of the largest value in the row, because kernels depend on the number of rows. Integer outputs must
-    be equal.
+    0.1 % of the largest value in the row. Integer outputs must be equal.
 
     Args:
         session: The session to test. It runs four times.
-        inputs: A dict from input name to an array of at least one row. The first row is tested in batches
-            with up to two of the other rows.
+        inputs: A dict from input name to an array with at least one row. The test uses up to three rows.
 
     Raises:
         BackendError: The engine failed on a single row.

@@ -26,12 +26,11 @@ class OutputCheck:
     """The comparison of an output with its golden output.
 
     Attributes:
-        name: The name of the output, `STAGE/NAME` for a stage of a pipeline, or `answer` for the check that
-            the task can decode the outputs.
+        name: The name of the output. In a pipeline it is `STAGE/NAME`. The name `answer` is used if the
+            task cannot decode the outputs.
         passed: Whether enough values are within the tolerance.
-        wrong_count: The number of values outside the tolerance. If the number of rows depends on the data,
-            the number of rows without a counterpart. None if the output is missing or has another dtype or
-            shape.
+        wrong_count: The number of values outside the tolerance, or of unmatched rows if the number of rows
+            depends on the data. None if the output is missing or has another dtype or shape.
         max_abs_error: The largest difference of two finite values, or None if `wrong_count` is None.
         message: A sentence that states what was compared and how large the difference is.
     """
@@ -63,9 +62,9 @@ class GoldenCase:
     Attributes:
         inputs: A dict from input name to golden input, ready for `Session.run`.
         expected: The golden outputs for `inputs` with their stored values.
-        rows: Pairs of a seed and the expected outputs, one pair for each further golden row. `resample`
-            creates the inputs of a row from `inputs` and the seed.
-        answerer: Decodes the outputs for an additional check, or None.
+        rows: The other golden rows, each a pair of a seed and the expected outputs. `resample` creates the
+            inputs of a row from `inputs` and the seed.
+        answerer: Checks that the outputs can be decoded, or None.
         members: A dict from the stage of a pipeline to the golden tensors of its model.
     """
 

@@ -1,7 +1,6 @@
 """Creates the state folder, locks it and checks its permissions.
 
-A verified package must not change, so folders that other users can change are refused. Root also refuses the
-folders of other users, because they could replace the folder by a link.
+A verified package must not change, so a folder is refused if other users own it or can write to it.
 """
 
 import contextlib
@@ -83,10 +82,10 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 
 @contextlib.contextmanager
 def hold_for_service(folder: Path) -> Iterator[None]:
-    """Lock a state folder during the `with` block, so that only one service records starts and results.
+    """Lock a state folder during the `with` block, so that only one service uses it.
 
     The folder is created if missing. Installations use other locks and are not blocked. If the file system
-    has no locks, a warning is logged.
+    does not support locks, a warning is logged.
 
     Raises:
         SlotError: Another service holds the lock, or the folder cannot be created or read.

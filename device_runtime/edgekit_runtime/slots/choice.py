@@ -77,8 +77,8 @@ def open_first(
 ) -> Choice:
     """Open and return the first candidate whose package is intact. Nothing is recorded.
 
-    `candidates` are sorted, best first. If the state file has an error, `problem` describes it for
-    `Choice.why`.
+    `candidates` are sorted, best first. `problem` is an error of the state file, which is added to
+    `Choice.why`, or None.
 
     Raises:
         NothingToOpenError: No package is intact.
@@ -109,7 +109,7 @@ def open_first(
 def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
     """Open the first candidate whose package is intact, and record the new state and the start.
 
-    If the start cannot be recorded, it is not counted, and healthy versions are preferred.
+    If the state file cannot be written, the start is not counted, and healthy versions come first.
 
     Args:
         folder: The folder of the model.

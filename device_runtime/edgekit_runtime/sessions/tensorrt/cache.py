@@ -1,8 +1,8 @@
 """The cache of built engines on the disk of the device.
 
 An engine is native code for one version of TensorRT on one GPU. The key of an entry includes both, so an
-engine is never loaded on another system. Users who can write to the folder can run code, so the folder is
-read only if no other user can write to it.
+engine is never loaded on another system. A user who can write to the folder could replace an engine, so the
+cache ignores folders that other users can write to.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class EngineKey:
 
     @property
     def machine_digest(self) -> str:
-        """The SHA-256 of the fields that describe the machine. It names the timing cache of the machine."""
+        """The SHA-256 of the fields that describe the machine. It is the name of the timing cache."""
         fields = asdict(self)
         return _digest(
             {name: fields[name] for name in ("tensorrt", "gpu", "compute_capability", "power_mode")}
@@ -84,11 +84,11 @@ class CacheEntry:
     """A cached engine, or the reasons why there is none.
 
     Attributes:
-        precision: The precision of the engine, or None without an engine.
+        precision: The precision of the engine, or None if there is no engine.
         seconds: A dict from each measured precision to its median latency in seconds.
         notes: The reasons why other engines were not stored.
         plan: The serialized engine. None if TensorRT cannot parse the model or all engines compute wrong
-            values, so that another build would also fail.
+            values.
     """
 
     precision: str | None

@@ -2,8 +2,8 @@
 
 It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder. It writes `PRECISION.plan`,
 `timing.cache` and finally `answer.json` with `version`, `built`, `refused` and `seconds`. `refused` is a dict
-from precision to messages. Its key `model` has the errors of the parser. A separate process is used because
-TensorRT may crash, and because it frees the memory of a build only when the process ends.
+from precision to error messages. The errors of the parser have the key `model`. A separate process is used
+because TensorRT may crash, and because it frees the memory of a build only when the process ends.
 """
 
 import importlib

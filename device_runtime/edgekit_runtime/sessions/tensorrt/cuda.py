@@ -44,7 +44,7 @@ class Gpu:
     """The GPU for which an engine is built.
 
     Attributes:
-        compute_capability: The version, such as `8.7`.
+        compute_capability: The compute capability, such as `8.7`.
     """
 
     name: str

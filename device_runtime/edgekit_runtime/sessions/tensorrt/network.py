@@ -28,7 +28,7 @@ class ParseError(RefusedError):
 
 
 def make_log(trt: Any) -> Any:
-    """Return a TensorRT logger that keeps the first 20 errors in `errors`, and joined in `text`."""
+    """Return a TensorRT logger. Its `errors` has the first 20 errors and its `text` joins them."""
 
     class BuildLog(trt.ILogger):  # type: ignore[misc]  # its type is not known here
         def __init__(self) -> None:
@@ -72,11 +72,11 @@ def _parser_error(error: Any) -> str:
 def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
     """Return the optimization profile for inputs with free dimensions, or None if there are none.
 
-    `ranges` has the shapes of these inputs. If only the first dimension of an input is free, its default is
-    `BATCH_RANGE`.
+    `ranges` is a dict from the names of these inputs to their shapes. An input may be missing if only its
+    first dimension is free. `BATCH_RANGE` is then used.
 
     Raises:
-        RefusedError: `ranges` names an unknown input, or lacks an input that has no default.
+        RefusedError: `ranges` has an unknown input or lacks an input.
     """
     inputs = {tensor.name: tensor for tensor in map(network.get_input, range(network.num_inputs))}
     unknown = sorted(ranges.keys() - inputs.keys())
@@ -99,7 +99,7 @@ def _batches(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def is_quantized(trt: Any, network: Any) -> bool:
-    """Return whether a layer of `network` quantizes or dequantizes."""
+    """Return whether `network` has quantize or dequantize layers."""
     kinds = (trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE)
     return any(layer.type in kinds for layer in _layers(network))
 
@@ -111,8 +111,7 @@ def _layers(network: Any) -> Iterator[Any]:
 def remove_quantization(trt: Any, network: Any) -> list[Any]:
     """Convert a quantized network to float in place. Keep the returned constants until the engine is built.
 
-    Q/DQ pairs of activations are bypassed, and quantized weights become float constants. The result shows
-    whether half precision is faster than int8 on this GPU.
+    Pairs of quantize and dequantize layers are bypassed, and quantized weights become float constants.
 
     Raises:
         RefusedError: A layer dequantizes int4 values, or a tensor that is neither constant nor quantized.

@@ -22,7 +22,7 @@ class TensorRtOptions:
         precisions: The engines to build and measure. None selects int8 and fp16 for a quantized model, else
             fp16 and fp32. `int8` builds the model as it is. fp16 and fp32 remove the quantization.
         shapes: A dict from input name to the smallest, usual and largest shape, for inputs with free
-            dimensions. If only the first is free, the default is a batch of 1 to 8.
+            dimensions. If only the first dimension is free, the default is a batch of 1 to 8.
         workspace_bytes: The maximum GPU memory of a build, or None for no limit.
         timing_cache: The path of an artifact with TensorRT's timing cache, or None.
         threads: The number of threads of the fallback session.

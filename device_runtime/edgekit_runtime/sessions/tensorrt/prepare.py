@@ -94,7 +94,7 @@ class _WrongError(BackendError):
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     """Return the fastest engine that reproduces the golden outputs, from the cache or a new build.
 
-    If the model cannot be parsed or all engines compute wrong values, the cache stores this, too.
+    A failure is also cached if the model cannot be parsed or all engines compute wrong values.
 
     Raises:
         StoppedError: `stop` was set.

@@ -73,7 +73,7 @@ class TensorRtSession:
         return self._state
 
     def wait(self, timeout_s: float | None = None) -> EngineState:
-        """Wait until the engine serves or has failed, for up to `timeout_s`, and return the state."""
+        """Wait up to `timeout_s` until the engine is ready or has failed, and return the state."""
         self._thread.join(timeout_s)
         return self._state
 
