@@ -59,7 +59,7 @@ def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def _read(session: Session, keys: Iterable[str]) -> dict[str, FailureRow]:
-    """Return the row of each digest of a key that has failed; one statement reads all."""
+    """Return the rows of the keys that have failures, by digest of the key."""
     statement = select(FailureRow).where(FailureRow.key_sha256.in_([digest(key) for key in keys]))
     return {row.key_sha256: row for row in session.scalars(statement)}
 

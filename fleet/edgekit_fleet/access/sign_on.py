@@ -70,7 +70,7 @@ class SignOn:
         """Read the settings and the secret.
 
         Raises:
-            ConfigError: the secret cannot be read, or is too short.
+            ConfigError: The secret cannot be read, or is too short.
         """
         self._proxies = [ipaddress.ip_network(proxy, strict=False) for proxy in settings.sign_on_proxies]
         self._prefix = settings.sign_on_headers.lower()

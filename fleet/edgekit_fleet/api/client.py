@@ -52,15 +52,15 @@ class RemoteFleet:
     """A fleet that is called over HTTP. Requests are retried after a failure, but carried out only once."""
 
     def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
-        """Prepare; nothing is sent yet.
+        """Prepare the client. No request is sent yet.
 
         Args:
-            url: URL of the console, such as `https://fleet.example:8444`.
-            token: `ekt_...`.
-            authority: certificates in PEM form that the server's is checked against; the system's by default.
+            url: The URL of the console, such as `https://fleet.example:8444`.
+            token: The token, `ekt_...`.
+            authority: A PEM file of trusted certificates. The default is those of the system.
 
         Raises:
-            ConfigError: the URL is malformed or would send the token in clear, or a file cannot be read.
+            ConfigError: The URL is malformed or would send the token unencrypted, or a file cannot be read.
         """
         parsed = urlsplit(url)
         try:

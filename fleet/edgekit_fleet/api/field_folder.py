@@ -92,9 +92,9 @@ def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple
 
 
 def _leave_out_repeated(summaries: list[SampleSummary]) -> list[SampleSummary]:
-    """Return the samples without those drawn of requests that an application kept, too.
+    """Return the samples, without random ones of requests that an application kept as well.
 
-    Kept requests are all present and count once each; the same request, drawn, would count twice.
+    All kept requests are present and count once. The same request in a random sample would count twice.
     """
     application_samples = {
         (summary.device, summary.taken_at) for summary in summaries if summary.triggers == _BY_APPLICATION
@@ -113,10 +113,10 @@ def _find_suffix(summary: SampleSummary) -> str:
 
 
 def _read_content(sample: OpenedSample) -> bytes:
-    """Return the content of a file that `edgekit package` reads.
+    """Return the content of a sample in a file format that `edgekit package` reads.
 
     Raises:
-        DataError: it does not fit what the sample states.
+        DataError: The content does not match the metadata of the sample.
     """
     content = base64.b64decode(sample.content)
     if not sample.summary.media_type:
@@ -149,7 +149,7 @@ def _write_tensors(sample: OpenedSample, content: bytes) -> bytes:
 
 
 def _suggest(answer: Mapping[str, Any]) -> str:
-    """Return the label of the answer's best entry, or its text; harmless in a spreadsheet."""
+    """Return the label of the answer's best entry, or its text, escaped for spreadsheets."""
     label: object = answer.get("text", "")
     for value in answer.values():
         if isinstance(value, list) and value and isinstance(value[0], dict) and "label" in value[0]:
@@ -170,10 +170,10 @@ def _describe(summary: SampleSummary) -> dict[str, str]:
 
 
 def _read_rows(path: Path) -> dict[str, dict[str, str]]:
-    """Return file name -> other fields.
+    """Return a dict from file name to the other columns of a CSV file.
 
     Raises:
-        DataError: it is no such list.
+        DataError: The file cannot be read or has no column `file_name`.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

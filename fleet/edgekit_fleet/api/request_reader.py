@@ -134,7 +134,7 @@ def _read_query(endpoint: AnyEndpoint, request: Request) -> dict[str, Any]:
 
 @functools.cache
 def _kinds_of(record: type[Any]) -> dict[str, type]:
-    """Return field -> its type, without range and None."""
+    """Return a dict from field to its type, without range and None."""
     hints = get_type_hints(record, include_extras=True)
     kinds = {}
     for field in dataclasses.fields(record):

@@ -143,7 +143,7 @@ class Mosquitto:
 
         Raises:
             ConfigError: mosquitto is not installed.
-            TransportError: it does not start, as when the port is taken.
+            TransportError: mosquitto does not start, for example because the port is taken.
         """
         if shutil.which("mosquitto") is None and not Path("/usr/sbin/mosquitto").exists():
             raise ConfigError("mosquitto is not installed; on Debian: apt install mosquitto")
@@ -230,7 +230,7 @@ class Mosquitto:
         )
 
     def _answers(self, context: ssl.SSLContext) -> bool:
-        """Return whether a TLS handshake with our certificates succeeds; a foreign broker has others."""
+        """Return whether a TLS handshake with our certificates succeeds, which fails with other brokers."""
         host = own_address(self._settings)
         address = (host, self._settings.broker_port)
         with contextlib.suppress(OSError), socket.create_connection(address, 2.0) as plain:

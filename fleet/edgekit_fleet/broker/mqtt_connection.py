@@ -69,7 +69,7 @@ class MqttConnection(asyncio.Protocol):
     """
 
     def __init__(self, options: ConnectionOptions, owner: ConnectionOwner) -> None:
-        """Prepare the connection; the transport begins it."""
+        """Prepare the connection, which starts when asyncio has opened the transport."""
         self.sent = self.acknowledged = 0
         self.heard_at = time.monotonic()
         self._options, self._owner = options, owner

@@ -142,11 +142,11 @@ class BrokerProbe:
         """Prepare the checks.
 
         Args:
-            address: address of the broker.
-            context_of: TLS of a client.
-            manager: name of a client that may read and write everything below `ek/v1`.
-            devices: names of two devices.
-            nodes: further nodes of the same cluster; the last one is read from.
+            address: The host and port of the broker.
+            context_of: Returns the TLS context of a client, by name.
+            manager: The name of a client that may read and write everything below `ek/v1`.
+            devices: The names of two devices.
+            nodes: Other nodes of the same cluster. The last one is read from.
         """
         self._address, self._other = address, nodes[-1] if nodes else address
         self._context_of = context_of

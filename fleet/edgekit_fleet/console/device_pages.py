@@ -129,7 +129,7 @@ def _read_search(query: Mapping[str, str], selector: str) -> Search:
 
 
 def _complete(session: Any, text: str) -> str:
-    """Return the selector for typed text: one word that names no tag is a part of a device's name."""
+    """Return the selector for typed text. A single word that is not a tag matches parts of device names."""
     is_word = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text != "all"
     if (
         is_word
@@ -198,7 +198,7 @@ def _make_twin(detail: devices.DeviceDetail, desired_rows: Any) -> list[TwinRow]
 
 
 def _read_history(session: Any, name: str) -> list[Happening]:
-    """Return the history of a device, the newest first: executions, events, actions of people."""
+    """Return the history of a device, newest first: executions, events, and actions of users."""
     executions = select(ExecutionRow).where(ExecutionRow.device == name)
     events = [
         Happening(
@@ -265,10 +265,10 @@ def _write_tags(tags: Mapping[str, str]) -> str:
 
 
 def _read_tags(text: str) -> dict[str, str]:
-    """Return the tags of a text such as `site=lyon beta=yes`.
+    """Return the tags in a text such as `site=lyon beta=yes`.
 
     Raises:
-        FleetError: a word has no value.
+        FleetError: A tag has no value.
     """
     tags = {}
     for word in text.split():

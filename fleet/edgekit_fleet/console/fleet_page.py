@@ -226,7 +226,7 @@ def _read_reasons(session: Session, status: str) -> str:
 
 
 def _read_versions(session: Session) -> dict[str, list[VersionBar]]:
-    """Return model -> its versions, the most frequent first."""
+    """Return the versions of each model, most used first."""
     statement = (
         select(AttributeRow.name, AttributeRow.value, func.count())
         .where(AttributeRow.name >= MODEL, AttributeRow.name < f"{MODEL[:-1]};")

@@ -160,7 +160,7 @@ def _find_samples(session: Session, model: str, hour: int) -> list[VersionSample
 def _read_figures(
     session: Session, model: str, sample: VersionSample, hour: int
 ) -> dict[str, dict[int, Sequence[float | None]]]:
-    """Return class -> hour -> mean over devices of each metric."""
+    """Return the mean of each metric over devices, by class and hour."""
     means: dict[str, dict[int, Sequence[float | None]]] = {}
     for target, devices in sample.devices.items():
         rows = session.execute(

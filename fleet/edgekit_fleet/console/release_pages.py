@@ -225,7 +225,7 @@ def _list_packages(session: Session, release: str) -> list[PackageEvidence]:
 
 
 def _describe_score(score: Any) -> str:
-    """Return the packager's evidence in words; it is signed, not checked, so any field may be missing."""
+    """Return the packager's evidence in words. It is signed but not validated, so fields may be missing."""
     if not isinstance(score, Mapping) or not isinstance(score.get("value"), (int, float)):
         return ""
     parts = [f"{score.get('metric', 'score')} {score['value']:.4g}"]

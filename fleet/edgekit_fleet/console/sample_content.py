@@ -66,10 +66,10 @@ def _render(sample: Sample, side: int) -> SampleContent:
 
 
 def _read_tensor(sample: Sample) -> Array:
-    """Return the numbers of the first tensor.
+    """Return the values of the first tensor.
 
     Raises:
-        DataError: they do not fit their shape.
+        DataError: The values do not match their shape.
     """
     tensor = sample.header.tensors[0]
     if tensor.dtype not in DTYPES or DTYPES[tensor.dtype].kind not in "fiub":

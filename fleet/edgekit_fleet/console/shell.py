@@ -236,7 +236,7 @@ class Console:
         return self._guard(request, scope, act)
 
     def _confirm(self, request: Request) -> Response:
-        """Ask to confirm a form of another login; of a login form, what was sent before it."""
+        """Ask for confirmation of a form from another login, or of the form before a login."""
         form = request.state.form
         if request.url.path != "/login":
             return self.ask_to_confirm(request, _write_order(request), 403)
@@ -304,7 +304,7 @@ class Console:
 
 @functools.cache
 def _read_templates() -> Environment:
-    """Return the templates, all compiled now: some take 0.1 s, which would delay the first page."""
+    """Return the templates, already compiled, since this takes up to 0.1 s each on first use."""
     templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -350,7 +350,7 @@ def read_theme(request: Request) -> str:
 
 
 def _write_order(request: Request) -> str:
-    """Return path and fields of a form as one text; not its passwords, which the page asks for again."""
+    """Return the path and fields of a form as one string, without passwords."""
     fields = {
         name: "" if name == _PASSWORD else value
         for name, value in request.state.form.items()
@@ -370,7 +370,7 @@ def _fits_csrf(request: Request, fields: Mapping[str, str]) -> bool:
 
 
 def _is_own_page(request: Request) -> bool:
-    """Return whether a page of ours sent the form; `SameSite` lets other ports of the host through."""
+    """Return whether our own page sent the form. `SameSite` does not exclude other ports of the host."""
     headers = request.headers
     if (site := headers.get("sec-fetch-site")) is not None:
         return site == "same-origin"
@@ -402,7 +402,7 @@ def _read_notice(request: Request) -> str:
 
 
 def _list_assets() -> dict[str, str]:
-    """Return name -> address of each file in `static/`; the digest in it lets browsers keep it for ever."""
+    """Return the address of each file in `static/` by name, with a digest, so that browsers can cache it."""
     fields = {}
     for path in sorted(STATIC.rglob("*.*")):
         name = path.relative_to(STATIC).as_posix()

@@ -131,7 +131,7 @@ def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], Non
 
 
 def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> SimulatedFleet:
-    """Enrol all devices and start the real one; returns the simulated ones."""
+    """Enrol all devices, start the real one, and return the simulated ones."""
     names = (REAL,)
     code = devices.invite(fleet.store, fleet.settings, fleet.authority, names, actor=_ACTOR, target=TARGET)[
         0
@@ -181,7 +181,7 @@ class _Course:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[Callable[[str, str], None]]:
-        """Measure a step; the yielded function reports it."""
+        """Measure the time of a step. The yielded function reports the step."""
         step_s = time.monotonic()
 
         def done(step: str, why: str) -> None:
@@ -191,10 +191,10 @@ class _Course:
         yield done
 
     def wait(self, condition: str, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so, as long as devices or rollouts go on to states that were not seen yet.
+        """Wait until `is_so` returns True, as long as devices or rollouts reach new states.
 
         Raises:
-            TransportError: none did for a minute, or a process of the real device ended.
+            TransportError: There was no new state for a minute, or a process of the real device ended.
         """
 
         def look() -> str:

@@ -21,12 +21,12 @@ class Network:
     """Forwards TCP ports from one local address to another in a `with` block. `cut` interrupts this."""
 
     def __init__(self, near: str, far: str, ports: Sequence[int]) -> None:
-        """Begin to forward when the `with` block begins.
+        """Prepare the network. Forwarding starts with the `with` block.
 
         Args:
-            near: address to which the device connects.
-            far: address of the servers.
-            ports: the same on both.
+            near: The address that the device connects to.
+            far: The address of the servers.
+            ports: The ports, which are the same at both addresses.
         """
         self._near, self._far, self._ports = near, far, tuple(ports)
         self._servers: list[asyncio.Server] = []

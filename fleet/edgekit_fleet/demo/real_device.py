@@ -95,13 +95,13 @@ class Application:
     """
 
     def __init__(self, socket_path: Path, model: str, calls: Path, *, pause_s: float = 0.008) -> None:
-        """Read the inputs; `start` begins.
+        """Read the inputs. Calls begin with `start`.
 
         Args:
-            socket_path: socket of the service.
-            model: name of the model.
-            calls: .npz of one input, and `classes`.
-            pause_s: between two calls.
+            socket_path: The socket of the service.
+            model: The name of the model.
+            calls: An .npz of one input and `classes`.
+            pause_s: The pause between two calls.
         """
         with np.load(calls) as arrays:
             self._classes = arrays["classes"]

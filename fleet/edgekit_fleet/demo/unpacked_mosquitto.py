@@ -48,7 +48,7 @@ def provide_mosquitto(show: Callable[[str], None]) -> None:
 
 
 def _unpack(folder: Path) -> None:
-    """Unpack the package and what it needs, and write a program that finds its libraries.
+    """Unpack the package and its dependencies, and write a wrapper program that finds its libraries.
 
     Raises:
         OSError: apt or dpkg is missing or fails, or the folder cannot be written.

@@ -89,11 +89,11 @@ class Authority:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the authority, or make one.
+        """Open the authority, or create it if it is missing.
 
         Raises:
-            ConfigError: a file is malformed.
-            OutputError: the folder cannot be written.
+            ConfigError: A file is malformed.
+            OutputError: The folder cannot be written.
         """
         self.folder = folder
         make_folders(folder, 0o700)

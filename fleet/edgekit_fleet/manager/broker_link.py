@@ -36,8 +36,9 @@ class BrokerLink:
         """Prepare the connection.
 
         Args:
-            on_message: called with topic and payload of each message, on the loop's thread; must not wait.
-            client_id: client identifier of MQTT.
+            on_message: Called with the topic and payload of each message in the loop's thread. It must not
+                block.
+            client_id: The MQTT client identifier.
         """
         self.connections = 0
         self._on_message, self._client_id = on_message, client_id
@@ -127,10 +128,10 @@ class BrokerLink:
             self._outcome.set_exception(ConnectionRefusedError(reason))
 
     async def _connect_once(self) -> None:
-        """Connect to the first broker of the list, and move it to the end: the next try takes another node.
+        """Connect to the first broker in the list, and move it to the end of the list.
 
         Raises:
-            OSError: it cannot be reached, or refuses.
+            OSError: The broker cannot be reached, or refuses the connection.
         """
         host, port = self._brokers.pop(0)
         self._brokers.append((host, port))
@@ -181,9 +182,9 @@ class BrokerLink:
 
 
 def make_context(authority: Authority, number: int = 0) -> ssl.SSLContext:
-    """Return a TLS context with the certificate of manager `number`; it trusts only the authority.
+    """Return a TLS context with the certificate of manager `number`, which trusts only the authority.
 
-    A missing certificate is made.
+    A missing certificate is created.
     """
     context = ssl.create_default_context(cafile=authority.certificate_path)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -108,17 +108,16 @@ class ControlLoop:
     """
 
     def __init__(self, parts: ManagerParts, repository: TufRepository | None) -> None:
-        """Join the managers, and read the devices of the shards that are free.
+        """Join the managers, and read the devices of the free shards.
 
         Args:
-            parts: parts on which the loop works.
-            repository: repository whose metadata it signs again before it expires; None if another manager
-                has it.
+            parts: The parts that the loop uses.
+            repository: The repository whose metadata it renews, or None if another manager has it.
 
         Raises:
-            UnavailableError: the store allows no further manager.
-            ConfigError: the manager's key was exchanged, and the folder has an old one.
-            OutputError: the store cannot be written.
+            UnavailableError: The store allows no other manager.
+            ConfigError: The manager's key was rotated, and the folder has an old one.
+            OutputError: The store cannot be written.
         """
         self._parts = parts
         self._store, self.shards = parts.store, parts.shards
@@ -259,10 +258,10 @@ class ControlLoop:
             await self._keep_up(now)
 
     def _check_clock(self) -> None:
-        """Record the time.
+        """Check that the clock was not set back since the last call.
 
         Raises:
-            UnavailableError: the clock was set back: everything that was recorded with it must be read again.
+            UnavailableError: The clock was set back, so all state with its times must be read again.
         """
         now, before = time.time(), self._turned_at
         if now < before - CLOCK_STEP_S:
@@ -270,7 +269,7 @@ class ControlLoop:
         self._turned_at = now
 
     def _settle(self) -> None:
-        """Check whether an unconfirmed commit succeeded; if so, forget the writes of its turn."""
+        """Check whether an unconfirmed commit succeeded. If so, forget the writes of its turn."""
         with self._store.concurrent_transaction() as session:
             was_committed = self.shards.check(session).turned_at == self._unsure
         if was_committed:
@@ -291,7 +290,7 @@ class ControlLoop:
         self._is_balancing = False
 
     async def _publish(self, outgoing: Sequence[Outgoing], now: float) -> None:
-        """Publish stored documents; a document that is lost here follows at the device's next hello."""
+        """Publish stored documents. A lost document is sent again after the device's next hello."""
         self._publisher.note_published(outgoing, now)
         for message in outgoing:
             self._link.publish(message.device, "desired", message.envelope, retain=True)
@@ -382,7 +381,7 @@ class ControlLoop:
         return revoked, last_number
 
     async def _disconnect(self, device: str) -> None:
-        """End the connection of a revoked device: its client identifier is taken over for a moment."""
+        """Close the connection of a revoked device by connecting with its client identifier."""
         link = BrokerLink(lambda _topic, _payload: None, device)
         try:
             context = make_context(self._parts.authority)

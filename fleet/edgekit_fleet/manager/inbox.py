@@ -466,7 +466,7 @@ class Inbox:
         return None
 
     def _apply(self, device: KnownDevice, document: Document, now: float) -> bool:
-        """Apply a verified document; returns whether it was newer than the last of its kind."""
+        """Apply a verified document. Return whether it was newer than the last document of its kind."""
         if isinstance(document, Hello):
             is_end = not document.online and device.is_online
             if document.sequence < device.hello_sequence + (not is_end):
@@ -501,7 +501,7 @@ class Inbox:
         return True
 
     def _choose_figures(self, device: KnownDevice, report: Reported, now: float) -> list[ModelFigures]:
-        """Return the figures to keep: of models that the device runs, and of a number of versions."""
+        """Return the figures to store: those of the device's models, for a limited number of versions."""
         device.begin_day(now)
         models = {model.model for model in report.models}
         chosen = []
@@ -514,7 +514,7 @@ class Inbox:
         return chosen
 
     def _alarm_excesses(self, now: float) -> None:
-        """Count what was dropped of a device in the audit log: soon after the first, then at times."""
+        """Write the numbers of dropped messages to the audit log, as often as `_alarm` allows."""
         for (name, action), count in list(self._excesses.items()):
             device = self._index.devices.get(name)
             text = f"{count} dropped: it sent {_EXCESSES[action]}"
@@ -549,9 +549,9 @@ class Inbox:
         self._entries.append(audit.AuditEntry(action="alarm.unknown", subject="manager", detail=detail))
 
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
-        """Write an alarm, at most once a minute for a device and action; returns whether it was written.
+        """Write an alarm, at most once a minute for a device and action. Return whether it was written.
 
-        The limit is one an hour for a flood, and for a device that has many entries today.
+        The limit is once an hour for a flood, and for a device with many entries today.
         """
         device.begin_day(now)
         is_rare = action == "alarm.flood" or device.entries >= _ENTRIES_A_DAY
@@ -574,14 +574,15 @@ def _device_of(topic: str) -> str:
 
 
 def _read_held(document: Hello | Reported, sent: int) -> int:
-    """Return the number of the document that a device holds.
+    """Return the number of the document that a device has, or 0 if the number is implausible.
 
-    A thief of the manager's key may number documents up to the end, and the next number must be higher. Such
-    a number counts as none, unless it is of ours: after the exchange of the key the device takes any.
+    With a stolen key of the manager, an attacker could send documents with the highest numbers, so that no
+    higher number is available. Such a number is ignored, unless this manager has sent it, because a device
+    accepts any number after a rotation of the key.
 
     Args:
-        document: what the device said.
-        sent: number of the newest document that this manager sent it.
+        document: A document from the device.
+        sent: The number of the newest document that this manager sent to the device.
     """
     desired_version = document.desired_version
     return desired_version if desired_version < _MOST_HELD or desired_version <= sent else 0
@@ -596,9 +597,9 @@ def _find_status(report: Reported) -> dict[str, str]:
 
 
 def _update_executions(session: Session, executions: list[tuple[str, Execution]], now: float) -> bool:
-    """Update ordered executions of these devices that have not ended; returns whether one has ended now.
+    """Update the running executions of these devices. Return whether any of them has ended.
 
-    An execution that was not ordered of this device has no row, so a device cannot speak for another one.
+    An execution of another device has no row, so a device cannot report for another one.
     """
     rows = [
         {

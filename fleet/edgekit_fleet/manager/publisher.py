@@ -59,16 +59,16 @@ class Publisher:
         read_key: Callable[[], Ed25519PrivateKey],
         desired_life_s: float,
     ) -> None:
-        """Make documents for the devices of an index.
+        """Make documents for the devices in an index.
 
         Args:
-            index: devices.
-            shards: shards of this manager.
-            read_key: returns the manager's key as it is now, see `ManagerKey`.
-            desired_life_s: how long a document is valid.
+            index: The devices.
+            shards: The shards of this manager.
+            read_key: Returns the manager's current key (see `ManagerKey`).
+            desired_life_s: The lifetime of a document in seconds.
 
         Raises:
-            PackageError: there is no key.
+            PackageError: There is no key.
         """
         self._index = index
         self._shards = shards
@@ -229,7 +229,7 @@ class Publisher:
     def _make(
         self, device: str, version: int, content: list[tuple[str, str]], parts: str, now: float
     ) -> bytes:
-        """Return a `Desired` document; the texts of models and parts are taken as the store has them."""
+        """Return a `Desired` document with the texts of models and parts as they are in the store."""
         # Of the whole fleet, as far as this manager knows it.
         devices = len(self._index.devices) * SHARDS / len(self._shards.epochs)
         entry = self._index.devices.get(device)
@@ -249,7 +249,7 @@ class Publisher:
 
 
 def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return device -> (model, text of its document), in the order of the models; no text for a removal."""
+    """Return the (model, document) pairs of each device, sorted by model. Removed models have no document."""
     models_of: dict[str, list[tuple[str, str]]] = {}
     statement = (
         select(

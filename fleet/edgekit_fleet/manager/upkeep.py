@@ -40,7 +40,7 @@ class RepositoryUpkeep:
         store: Store,
         vault: SampleVault | None = None,
     ) -> None:
-        """Begin nothing; without a repository or a vault, another manager has it."""
+        """Prepare the tasks. `repository` and `vault` are None if another manager has them."""
         self._repository, self._authority, self._store = repository, authority, store
         self._vault = vault
         self._task: asyncio.Task[list[Expiry]] | None = None
@@ -69,7 +69,7 @@ class RepositoryUpkeep:
             await asyncio.wait([self._task])
 
     async def _refresh(self, now: float) -> list[Expiry]:
-        """Sign and clean the repository if it is due; returns everything of the fleet that expires."""
+        """Sign and clean the repository if this is due. Return everything in the fleet that expires."""
         repository, clock = self._repository, time.monotonic()
         if repository is None or clock - self._refreshed_at < _REFRESH_S or not repository.exists:
             return []

@@ -133,10 +133,10 @@ def _count(session: Session, condition: ColumnElement[bool]) -> dict[tuple[str, 
 
 
 def _make_condition(session: Session, search: Search, lookup: Lookup) -> ColumnElement[bool]:
-    """Return the condition that a device matches, for a statement on `DeviceRow`; leaves `status` out.
+    """Return the condition on `DeviceRow` for the matching devices, without that on `status`.
 
     Raises:
-        FleetError: the selector is malformed.
+        FleetError: The selector is malformed.
     """
     parts: list[ColumnElement[bool]] = []
     if search.selector.strip():

@@ -238,7 +238,7 @@ def _summarize(row: DeviceRow) -> DeviceSummary:
 
 
 def _explain(row: DeviceRow, sent: int, desired_rows: Any, executions: Any) -> str:
-    """Return one sentence: what the device runs, what it should run, and the obstacle."""
+    """Return a sentence about the version that the device runs, the desired version, and any obstacle."""
     if row.revoked_at is not None:
         why = f" ({row.because})" if row.because else ""
         return (

@@ -32,7 +32,7 @@ _SAVED: Final = ("fleet.json", "identity", "repository-keys", "repository")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """An entry of the audit log; see `AuditRow`."""
+    """An entry of the audit log. See `AuditRow`."""
 
     number: Annotated[int, Range(1, 1 << 50)]
     at: Annotated[float, Range(0, 10**11)]

@@ -182,10 +182,10 @@ def _read_manifests(paths: Sequence[Path], trust: Verifier) -> list[tuple[Path, 
 
 
 def _check_plain(session: Session, manifests: Sequence[tuple[Path, Manifest]]) -> None:
-    """Refuse plain packages of models that were released encrypted.
+    """Refuse plain packages of models that had an encrypted release.
 
     Raises:
-        FleetError: there is one.
+        FleetError: There is such a package.
     """
     encrypted = list_encrypted(session, {manifest.name for _, manifest in manifests})
     for (model, _), release in encrypted.items():
@@ -196,10 +196,10 @@ def _check_plain(session: Session, manifests: Sequence[tuple[Path, Manifest]]) -
 
 
 def _check_never_plain(session: Session, manifests: Sequence[tuple[Path, Manifest]]) -> None:
-    """Refuse to encrypt packages that were released plain: mirrors have them, and devices keep them so.
+    """Refuse to encrypt packages that were released as plain, since mirrors and devices have copies.
 
     Raises:
-        FleetError: there is one.
+        FleetError: There is such a package.
     """
     digests = [manifest.sha256 for _, manifest in manifests]
     plain = select(ReleasePackageRow).where(
@@ -374,7 +374,7 @@ def list_releases(store: Store, *, after: str = "", limit: int | None = None) ->
 
 
 def read_base_versions(session: Session, packages: Sequence[ReleasePackageRow]) -> dict[str, str]:
-    """Return digest of a manifest -> version, of the known packages from which deltas start."""
+    """Return a dict from manifest digest to version, for the known packages that deltas start from."""
     bases = {delta["from_sha256"] for package in packages for delta in package.deltas}
     columns = ReleasePackageRow.manifest_sha256, ReleasePackageRow.version
     rows = session.execute(select(*columns).where(ReleasePackageRow.manifest_sha256.in_(bases)))

@@ -366,7 +366,7 @@ def _make_models(request: StartRollout, packages: Sequence[PackageView]) -> dict
 
 
 def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
-    """Return the limits that a release states or its evidence suggests: the lowest of its packages."""
+    """Return the lowest of the agreement limits of the packages, if they have any."""
     stated = [package.agreement for package in packages if package.agreement is not None]
     return {MIN_AGREEMENT.name: min(stated)} if stated else {}
 
@@ -446,10 +446,10 @@ def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
 
 
 def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:
-    """Return rollout -> number of devices of `row` on which that rollout has decided since.
+    """Return the number of devices of `row` that later rollouts have taken over, by rollout.
 
     Raises:
-        FleetError: these are all.
+        FleetError: Later rollouts have taken over all devices.
     """
     models = select(ReleasePackageRow.model).where(ReleasePackageRow.release == row.release)
     by = WantedModelRow.document["rollout"].as_string()

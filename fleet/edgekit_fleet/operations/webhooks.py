@@ -132,12 +132,12 @@ class WebhookSender:
     def __init__(
         self, store: Store, clock: Callable[[], float] = time.time, *, answer_limit_s: float = 10.0
     ) -> None:
-        """Make a sender; `start` begins.
+        """Prepare the sender. It sends nothing before `start`.
 
         Args:
-            store: store of the fleet.
-            clock: seconds since 1970.
-            answer_limit_s: time of a webhook for the whole answer to a message.
+            store: The store of the fleet.
+            clock: Returns the time in seconds since 1970.
+            answer_limit_s: The time limit for the whole response to a message.
         """
         self._answer_limit_s = answer_limit_s
         self._store = store
@@ -175,7 +175,7 @@ class WebhookSender:
                 _log.error("webhooks: %s; trying again", error)
 
     def _serve(self, name: str) -> int:
-        """Send the next messages of a webhook; returns how many have arrived."""
+        """Send the next messages of a webhook. Return the number of messages that were delivered."""
         claimed = self._claim(name)
         if claimed is None:
             return 0
@@ -201,7 +201,7 @@ class WebhookSender:
         return sent
 
     def _claim(self, name: str) -> tuple[WebhookRow, list[AuditRow], int] | None:
-        """Reserve a webhook; return it, its next entries, and the position after them."""
+        """Reserve a webhook. Return it with its next entries and the position after them."""
         now = self._clock()
         with self._store.transaction() as session:
             row = session.scalars(
@@ -223,7 +223,7 @@ class WebhookSender:
 
 
 def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int, limit_s: float) -> str:
-    """Send one message; returns why it did not arrive, or nothing."""
+    """Send one message. Return the reason of a failure, or an empty string."""
     at = datetime.fromtimestamp(entry.at, timezone.utc).isoformat(timespec="milliseconds")
     body = json.dumps(
         {

@@ -33,10 +33,10 @@ class ArtifactStorage:
 
         Args:
             url: `s3://BUCKET/PREFIX`, `gs://`, `az://` or `file:///FOLDER`. Credentials, region and endpoint
-                come from the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
+                are read from the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
 
         Raises:
-            ConfigError: the URL is malformed, or obstore is missing.
+            ConfigError: The URL is malformed, or obstore is missing.
         """
         self.url = url
         self._store = _open(url)

@@ -31,7 +31,7 @@ class ManagerKey:
     """
 
     def __init__(self, folder: FleetFolder) -> None:
-        """Use the keys and the repository of a fleet; `read` looks there."""
+        """Use the keys and the repository of a fleet. They are read by `read`."""
         self._repository, self._keys = folder.repository, RepositoryKeys(folder.repository_keys)
         self.version = 0
         self._key: Ed25519PrivateKey | None = None
@@ -116,7 +116,7 @@ def read_newest_root(repository: Path) -> str:
 
 
 def _find_root(repository: Path, version: int) -> int:
-    """Return the version of the newest root; `version` is one that is there, or 0."""
+    """Return the version of the newest root. `version` is an existing version, or 0."""
     folder = repository / "metadata"
     if not version:
         names = (path.name.split(".")[0] for path in folder.glob("*.root.json"))

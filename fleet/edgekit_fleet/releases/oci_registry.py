@@ -81,11 +81,11 @@ class _Registry:
         self._authorization = ""
 
     def fetch(self, kind: str, path: Path, digest: str, most_bytes: int) -> None:
-        """Download to a file, if the content has this SHA-256 and no more bytes than this.
+        """Download content to a file, and check its SHA-256 and maximum size.
 
         Raises:
-            TransportError: the registry cannot be reached, or refuses.
-            DigestError: the content has another digest.
+            TransportError: The registry cannot be reached, or refuses the request.
+            DigestError: The content is too large or has another digest.
         """
         url = f"{self._base}/{kind}"
         hasher, size_bytes = hashlib.sha256(), 0
@@ -118,7 +118,7 @@ class _Registry:
         raise AssertionError
 
     def _authorize(self, challenge: str) -> str:
-        """Return the header that answers a challenge: a token, or name and password."""
+        """Return the header that answers a challenge, with a token or with name and password."""
         login = _read_login(self._host)
         if not challenge.lower().startswith("bearer "):
             return login

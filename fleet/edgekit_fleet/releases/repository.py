@@ -141,11 +141,11 @@ class TufRepository:
         """Use the repository in `folder`.
 
         Args:
-            folder: folder that the web server serves.
-            keys: folder of the private keys of targets, snapshot, timestamp and the classes.
-            storage: storage to which each change is copied, if devices fetch from there.
-            lifetimes: lifetimes of what is signed from now on.
-            disk: carries out the steps.
+            folder: The folder that the web server serves.
+            keys: The folder with the private keys of targets, snapshot, timestamp and the classes.
+            storage: A storage to which each change is copied for devices, or None.
+            lifetimes: The lifetimes of metadata that is signed from now on.
+            disk: Carries out the steps of each change.
         """
         self.folder = folder
         self._keys = RepositoryKeys(keys, disk)
@@ -548,7 +548,7 @@ class TufRepository:
     # Writing
 
     def _add_file(self, target: NewTarget) -> TargetFile:
-        """Copy a file to its name in the repository; returns its metadata."""
+        """Copy a file into the repository, and return its metadata."""
         for label in (target.device_class, target.name):
             if not label or label.startswith(".") or set(label) & set("/\\*?["):
                 raise PackageError(f"{target.path}: {label!r} is no name of a class or file in a repository")
@@ -591,11 +591,11 @@ class TufRepository:
         return result
 
     def _commit(self, changed: Mapping[str, Targets], now: float) -> None:
-        """Write changed roles of targets, a snapshot, and at last the timestamp that makes them visible.
+        """Write changed roles of targets, then a snapshot, and finally the timestamp, which publishes them.
 
         Args:
-            changed: `targets` or `class-CLASS` -> its new content.
-            now: seconds since 1970.
+            changed: A dict from role, `targets` or `class-CLASS`, to its new content.
+            now: The time in seconds since 1970.
         """
         old = self._read("snapshot", Snapshot) if self.exists else Snapshot(meta={})
         meta = dict(old.meta)
@@ -614,7 +614,7 @@ class TufRepository:
         self._write_timestamp(_describe_meta(snapshot.version, data), last, now)
 
     def _next_version(self, role: str, version: int, now: float) -> int:
-        """Return a version above `version` that no file has; a killed process may have left a file behind."""
+        """Return a version above `version` that no file has, not even one that a killed process has left."""
         version = max(version + 1, int(now))
         while (self.folder / "metadata" / f"{version}.{role}.json").exists():
             version += 1

@@ -258,7 +258,7 @@ def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
 
 
 def _finish(progress: Progress, judged: int, state: str, figures: Mapping[str, float]) -> Decision:
-    """End the rollout: well if at least one device runs the release."""
+    """End the rollout, with success if at least one device runs the release."""
     running = int(figures["running"])
     codes = Counter(member.code for member in progress.members.values() if member.is_untried)
     untried = ""

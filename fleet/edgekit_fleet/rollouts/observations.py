@@ -147,11 +147,13 @@ class FigureCache:
 
 
 def _find_control(reports: Sequence[_Report], period: tuple[float, float]) -> Period | None:
-    """Return the figures of a period as near as reports allow; it begins earlier if it had no call otherwise.
+    """Return the figures of a period, as closely as the reports allow.
+
+    The period begins earlier if it would otherwise have no calls.
 
     Args:
-        reports: reports of one version on one device, in their order.
-        period: begin and end of the period.
+        reports: The reports of one version on one device, in order of time.
+        period: The start and end of the period.
     """
     begin, end = (bisect.bisect_right(reports, at, key=lambda report: report.at) - 1 for at in period)
     if end < 0 or period[1] - reports[end].at > _HOUR_S:
@@ -220,7 +222,7 @@ def _read_new(
     since: float,
     fresh: Sequence[str],
 ) -> dict[str, list[FigureRow]]:
-    """Return device -> figures of its new versions since then; see `observe_figures`."""
+    """Return the figures of the new versions on each device (see `observe_figures`)."""
     versions = {package.version for package in packages.values()}
     rows = session.scalars(
         select(FigureRow)
@@ -256,7 +258,7 @@ def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> 
 def _compare(
     session: Session, progress: Progress, cache: FigureCache, row: FigureRow, after: ModelFigures
 ) -> dict[str, float]:
-    """Return the evidence of a device with the new version; see `gates.measure`."""
+    """Return the evidence of a device with the new version (see `gates.measure`)."""
     period = find_period(None, after)
     member = progress.members[row.device]
     before = _read_before(session, row)
@@ -290,9 +292,9 @@ def _read_before(session: Session, row: FigureRow) -> list[_Report]:
 
 
 def _choose_period(before: Sequence[_Report], min_requests: float) -> tuple[_Report | None, _Report]:
-    """Return begin and end of the newest period with enough calls; begin is None for the opening.
+    """Return the start and end of the newest period with enough calls. The start is None for the opening.
 
-    `before`: reports of the version before, the newest first.
+    `before` are the reports of the previous version, newest first.
     """
     end = before[0]
     begins = [report for report in before[1:] if end.at - report.at <= _DAY_S]
@@ -341,5 +343,5 @@ def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
 
 
 def _read_figures(plain: Mapping[str, Any], device: str) -> ModelFigures:
-    """Return stored figures; a newer manager beside this one may have written more of them."""
+    """Return stored figures, without unknown ones from a newer manager."""
     return from_plain(ModelFigures, keep_known(ModelFigures, plain), device)

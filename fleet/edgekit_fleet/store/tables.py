@@ -51,7 +51,7 @@ class Table(DeclarativeBase):
 
 
 def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
-    """Return a `kind` with the columns of a row that its fields name; `others` are its further fields."""
+    """Return a `kind` whose fields are columns of a row with the same names, and `others`."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     columns = set(row.__table__.columns.keys())
     values = {field.name: getattr(row, field.name) for field in fields if field.name in columns}

@@ -115,15 +115,15 @@ def check_model(profile: ModelProfile, content: bytes) -> None:
 class _Dataflow:
     """The dependencies between the nodes of a model.
 
-    Constants and views are repeated in every kernel that needs them, so they are no nodes here: the reader of
-    a view needs the tensors that the view reads.
+    Constants and views are repeated in every kernel that needs them, so they are not nodes here. A node that
+    reads a view depends on the tensors that the view reads.
 
     Attributes:
-        reads: node -> the tensors that it needs, made by other nodes or inputs.
-        repeated: node -> the constants and views that it needs.
-        maker: tensor -> node that writes it.
-        common: tensors that all machines have.
-        inputs, outputs: tensors of the model.
+        reads: A dict from node to the tensors that it needs, from other nodes or inputs.
+        repeated: A dict from node to the constants and views that it needs.
+        maker: A dict from tensor to the node that writes it.
+        common: The tensors that all machines have.
+        inputs, outputs: The inputs and outputs of the model.
     """
 
     reads: Mapping[int, tuple[str, ...]]
@@ -138,7 +138,7 @@ class _Dataflow:
         """Return the dataflow of a model.
 
         Raises:
-            CutError: the model has control flow.
+            CutError: The model has control flow.
         """
         nodes = model.graph.node
         if any(has_subgraph(node) for node in nodes):
@@ -225,7 +225,7 @@ class _Dataflow:
         return KernelGraph(kernels, self.inputs, self.outputs)
 
     def _find_unused(self) -> list[int]:
-        """Return the nodes that no output needs; engines leave them out."""
+        """Return the nodes that no output needs, which engines remove."""
         used: set[int] = set()
         stack = [self.maker[tensor] for tensor in self.outputs if tensor in self.maker]
         while stack:
@@ -237,10 +237,10 @@ class _Dataflow:
 
 
 def _assign_times(profile: ModelProfile, homes: Mapping[str, int], count: int) -> npt.NDArray[np.float64]:
-    """Return the time of each joined kernel on a machine: float64 [kernels].
+    """Return the time of each joined kernel on a machine, float64 [kernels].
 
-    A kernel of the machine belongs to the joined kernel that makes its tensor. If the model has no such
-    tensor, the kernel prepares a tensor that another kernel reads, and belongs to that one.
+    A kernel of the machine belongs to the joined kernel that writes its tensor. If the model has no such
+    tensor, the kernel only prepares an input of another kernel, and belongs to the same joined kernel.
     """
     seconds = np.zeros(count)
     reader_of: dict[str, int] = {}  # tensor -> the joined kernel of its reader

@@ -68,7 +68,7 @@ def decide(result: PlanningResult) -> list[str]:
 
 
 def _where(reach: Reach, grid: Sequence[float]) -> str:
-    """Return where a candidate wins; a range that reaches the end of the grid is open there."""
+    """Return the range in which a candidate wins, without a bound where it reaches the end of the grid."""
     low, high = three_digits(_round(reach.low_mbit_s)), three_digits(_round(reach.high_mbit_s))
     if reach.low_mbit_s <= grid[0]:
         return "at every bandwidth" if reach.high_mbit_s >= grid[-1] else f"below {high} Mbit/s"
@@ -76,7 +76,7 @@ def _where(reach: Reach, grid: Sequence[float]) -> str:
 
 
 def _round(value: float) -> float:
-    """Return two significant digits: the grid is no finer."""
+    """Return a number rounded to two significant digits, since the grid is no finer."""
     return float(f"{value:.2g}")
 
 

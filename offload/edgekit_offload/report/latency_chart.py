@@ -166,7 +166,7 @@ def ribbon_part(
 
 
 def _bands(frame: Frame, mbit_s: Sequence[float], curves: Sequence[Curve], colors: dict[int, int]) -> Markup:
-    """Return vertical bands that cover the chart; the band under the pointer shows its values."""
+    """Return vertical bands that cover the chart. Each shows its values when the pointer is over it."""
     step = max(1, len(mbit_s) // 20)
     indices = list(range(0, len(mbit_s), step))
     width = (_RIGHT - _X_MIN) / max(len(indices), 1)

@@ -151,7 +151,7 @@ def list_users(fleet: Fleet, _principal: Principal, _request: Nothing) -> UserLi
 
 
 def _require_role(principal: Principal, role: str) -> None:
-    """Check that a principal may do all that a role may: nobody gives away more than they have."""
+    """Check that a principal has all scopes of a role, since nobody can grant more than they have."""
     for scope in sorted(SCOPES_OF_ROLE.get(role, ())):  # type: ignore[call-overload]  # an unknown role is refused later
         principal.require(scope)
 

@@ -42,7 +42,7 @@ class Background(Generic[Result]):
     """Runs work in one background thread. Its methods may be called from any thread."""
 
     def __init__(self, closing: ExitStack) -> None:
-        """Begin without work; `closing` waits for running work and drops waiting work."""
+        """Prepare the thread. `closing` waits for running work, and discards waiting work."""
         self._executor = ThreadPoolExecutor(1, "page")
         closing.callback(self._executor.shutdown, cancel_futures=True)
         self._tasks: OrderedDict[Hashable, _Task[Result]] = OrderedDict()
