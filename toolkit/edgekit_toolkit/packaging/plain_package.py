@@ -22,7 +22,7 @@ from edgekit_toolkit.quantize.forms import FLOAT32, Form
 def write_plain_package(
     model: Path, *, name: str, target: str, folder: Path, sign: Sign, version: str = FIRST_VERSION
 ) -> Path:
-    """Package a model without optimisation, for the engine of its format, and return the path of the package.
+    """Package an unoptimised model for the engine of its file format, and return the path of the package.
 
     Raises:
         ModelError: The model is not supported, or has free dimensions other than the batch.

@@ -39,7 +39,7 @@ _OPTIONAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RecipeVariant:
-    """The part of a recipe that describes one further variant. The attributes are those of `Recipe`."""
+    """The part of a recipe for one additional variant. The attributes have the same meanings as in Recipe."""
 
     name: str
     backend: str
@@ -68,10 +68,10 @@ class Recipe:
         states: The recurrent states, see `name_states`.
         written_out: The operators that were replaced by their definitions, because the engine does not run
             them.
-        golden_rows: The seeds of the further golden rows.
+        golden_rows: The seeds of the additional golden rows.
         threads: The number of threads in the package, or None for the default of the engine.
-        variants: The further variants. `backend`, `form`, `model_sha256` and `figures` describe the default
-            one.
+        variants: The additional variants. `backend`, `form`, `model_sha256` and `figures` describe the
+            default variant.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Removes channels that have no effect on the outputs, which are found from the weights alone.
 
 After training, some channels have weights near zero. Such a channel has the same value for every input, often
-0 after a Relu. This is proved by computing bounds of all channels, layer by layer. The constant is added to
-the biases of the consumers. If a consumer pads with zeros, the constant must be 0. A channel is also removed
-if its consumers have only zero weights for it.
+0 after a Relu. To find these channels, bounds of all channels are computed, layer by layer. The effect of the
+constant value is added to the biases of the consumers. If a consumer pads with zeros, the value must be 0. A
+channel is also removed if its weights in all consumers are zero.
 
 Example: A channel with weights of 1e-30, bias -0.1 and a Relu is 0 for all inputs below 1e9. If a depthwise
 filter with bias 0.2 follows, its output is the constant 0.2.
@@ -38,7 +38,10 @@ _OUTPUT_ERROR: Final = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class SlicedModel:
-    """A float model without some channels. `channels` maps each changed group to its remaining channels."""
+    """A float model from which channels were removed.
+
+    `channels` contains the remaining channels of each changed `ChannelGroup`, by its name.
+    """
 
     channels: Mapping[str, tuple[int, ...]]
     model: onnx.ModelProto
@@ -57,7 +60,7 @@ def remove_dead_channels(model: onnx.ModelProto, *, multiple: int = 1) -> Sliced
 
     Args:
         model: A float model.
-        multiple: The number of remaining channels of a group is a multiple of this number.
+        multiple: The number of remaining channels in each `ChannelGroup` must be a multiple of this number.
     """
     channels: dict[str, tuple[int, ...]] = {}
     remaining = model

@@ -4,8 +4,8 @@ DepthToSpace only reorders values. So element-wise operators and 1x1 convolution
 example, a decoder with two transposed convolutions and a Relu between them then ends with one DepthToSpace of
 few channels, and the Relu follows its convolution directly.
 
-Only the CRD mode is supported, which `conv_transpose_to_depth` uses. It moves the channel c * block * block +
-row * block + column to the channel c.
+Only the CRD mode is supported, which `conv_transpose_to_depth` uses. In this mode, input channel (c * block +
+row) * block + column becomes the pixel (row, column) of each block in output channel c.
 """
 
 import numpy as np

@@ -29,8 +29,8 @@ def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def state_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` with explicit zero points of 0 for int8 weights quantized per channel.
 
-    Without them, onnxruntime on x86 without VNNI adds zero points of the wrong shape when it converts int8
-    weights to uint8 for exact products, see `edgekit_runtime.sessions.ort_products`.
+    onnxruntime converts int8 weights to uint8 on x86 processors without VNNI, and then creates missing zero
+    points with the wrong shape. See `edgekit_runtime.sessions.ort_products`.
     """
     result = copy_model(model)
     for graph in graphs(result.graph):

@@ -1,10 +1,12 @@
 """Folds multiplications and additions of constants into the convolution before or after them.
 
 Exporters often emit `Mul`, `Add`, `Div`, `Sub` and `BatchNormalization` with constants around convolutions.
-For example, PP-OCR has two after each activation. Each of them reads and writes the tensor, and after
-quantization takes as long as the convolution. onnxruntime only folds a BatchNormalization after a `Conv`.
+For example, PP-OCR has two such operators after each activation. Each operator reads and writes the whole
+tensor, and after quantization it takes as long as the convolution. onnxruntime only folds a
+BatchNormalization after a `Conv`.
 
-An addition is not folded into a later convolution with padding, because the padding would lack the constant.
+An addition is not folded into a later convolution with padding, because the constant would be missing in the
+padding.
 """
 
 from collections.abc import Mapping

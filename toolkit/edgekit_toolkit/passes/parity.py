@@ -19,9 +19,10 @@ class Tolerance:
 
     Attributes:
         range_fraction: A fraction of the range of the output, which is the largest minus the smallest value.
-        ulps: A number of rounding steps of the dtype at the largest absolute value, or at 1 if that is
-            larger. It is for outputs with a large offset and a small range, and for sigmoid, tanh and
-            softmax, which engines compute with the rounding error of 1.
+        ulps: A number of units in the last place (ulp) of the dtype. The ulp is that of the largest absolute
+            value of the output, or that of 1 if all values are smaller. This term is needed for outputs with
+            a large offset and a small range. It is also needed for sigmoid, tanh and softmax, whose rounding
+            errors are those of values near 1.
     """
 
     range_fraction: float = 1e-5
@@ -60,8 +61,8 @@ def compare(
         reference: The outputs of the reference model, by name.
         outputs: The outputs of the candidate, by name.
         tolerance: The tolerance of float outputs, by default `Tolerance()`.
-        axes: The axis of the rows of each output whose number of rows depends on the data, by name. Such rows
-            are compared as a set.
+        axes: A dict from the names of outputs with a variable number of rows to the axis of the rows. These
+            rows are compared as a set, in any order.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):

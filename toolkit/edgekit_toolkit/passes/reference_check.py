@@ -1,7 +1,7 @@
 """Compares inlined operators with ONNX's reference implementation, if the engine fails on the operators.
 
-There are no outputs of the original model to compare with. So the reference implementation evaluates each
-such node separately, on the inputs that the node has in the inlined model.
+In this case, the engine cannot compute the outputs of the original model for a comparison. So the reference
+implementation computes each replaced operator separately. Its inputs are taken from the inlined model.
 """
 
 from collections.abc import Sequence

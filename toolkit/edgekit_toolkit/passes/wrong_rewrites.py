@@ -1,8 +1,8 @@
 """Finds optimisations of onnxruntime that change a model's results, by running it with and without them.
 
-Quantized models round differently in integer kernels than without optimisation. So their noise compared with
-the float model is used instead of their outputs. Optimisations for other processors than this one are not
-found.
+Quantized models round differently with and without integer kernels, so their outputs cannot be compared.
+Instead, the noise of the outputs relative to the float model is compared. Optimisations that are only applied
+on other processors are not found.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +67,10 @@ _NUDGE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class WrongRewrites:
-    """The optimisations of onnxruntime to disable for a model, or `WHOLE_OPTIMISER`, and the reason."""
+    """The names of the onnxruntime optimisations to disable for a model, and the reason.
+
+    `names` is `WHOLE_OPTIMISER` if all optimisations must be disabled.
+    """
 
     names: tuple[str, ...]
     reason: str
@@ -116,7 +119,8 @@ def find_wrong_in_codes(
 ) -> WrongRewrites | None:
     """Return the optimisations of onnxruntime to disable for a quantized model, or None if there are none.
 
-    The result is also None if only float arithmetic would help, because that is slower than the float model.
+    The result is also None if the integer kernels would have to be disabled, because the quantized model
+    would then be slower than the float model.
 
     Args:
         model: The quantized model. Optimisations that are disabled for its float model remain disabled.

@@ -70,8 +70,8 @@ class StoppedSearch:
 
     Attributes:
         subject: A description of the forms, for messages.
-        needed_s: The search limit in seconds that allows these forms and all earlier ones that were not
-            tried.
+        needed_s: The search limit in seconds that would be enough for these forms and for all forms that were
+            skipped earlier.
         limits: The limits of the budget that these forms may help to meet.
     """
 
@@ -202,8 +202,8 @@ def find_candidates(
             mixed precision are tried until the limit is reached.
         dims: The sizes of the free dimensions.
         progress: Called with the current step, the number of finished parts and the total number of parts.
-        like: The only form to build besides the float model, or None to search. It is built twice, with
-            weights near those of its `earlier` model and without this constraint.
+        like: The only form to build besides the float model, or None to search. It is built with weights
+            close to those of its `earlier` model, and again without this constraint.
         group: The number of samples in each feed of `calibration`.
         prunable: The float model whose channels may be pruned later, or None.
 
@@ -472,7 +472,7 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return ranges without rare extreme values, by the label of each `RangeMethod`.
+    """Return the ranges without rare extreme values that each `RangeMethod` computes, by its label.
 
     `kernels` are the kernels whose activations get narrower ranges. `whole` contains the full ranges.
     """

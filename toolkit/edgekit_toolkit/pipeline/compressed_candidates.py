@@ -1,8 +1,9 @@
 """Builds compressed candidates if no other candidate meets all limits.
 
-A compressed form has the ranges and kernels of the best static int8 form, or else int8 weights only. Its
-weights are rounded by second moments, see `compressed_forms`. They have 8 bits, or fewer if the limit on
-transport requires it. If a limit on latency, energy, memory or size requires it, channels are pruned first.
+Compressed forms use the ranges and kernels of the best static int8 form, or int8 weights with float
+arithmetic. The weights are rounded with the second moments of the layer inputs, see `compressed_forms`. They
+have 8 bits, or fewer if the limit on transport requires it. If a limit on latency, energy, memory or size
+requires it, channels are pruned first.
 """
 
 import math

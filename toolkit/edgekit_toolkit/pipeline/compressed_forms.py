@@ -1,10 +1,10 @@
 """Builds the compressed forms of one float model, with 8-bit weights or for a limit on transport.
 
 For a limit on transport, the quantization steps are chosen by an estimate of the package size. The estimate
-is the size of a package with codes of 0, plus the entropy of the codes. The error of one try corrects the
-next estimate, so one or two tries are enough. Weights are rounded separately for int8 and for float
-arithmetic, because the activations differ. The searches take turns, so that each has a first package before
-one is refined.
+is the size of a package whose weights are all 0, plus the entropy of the quantized weights. After each try,
+the estimate is corrected by its error, so one or two tries are enough. Weights are rounded separately for
+int8 and for float arithmetic, because the activations differ. The searches run in turns, so that each search
+builds a first package before any search refines its package.
 """
 
 import math
@@ -113,7 +113,7 @@ class FloatStart:
     """A float model to compress.
 
     Attributes:
-        name: The difference from the whole model, for labels.
+        name: A text for labels, such as `20 % of the work pruned`, or an empty string for the whole model.
         floats: The model.
         channels: The remaining channels of each changed group, by its name.
         is_distilled: Whether the weights were trained by distillation.
@@ -147,7 +147,7 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
 class FormCompressor:
     """Builds the compressed forms of one float model.
 
-    If transport is limited, `add_forms` first reserves the work for one package.
+    If the transport size is limited, `add_forms` first reserves the work that its first package needs.
     """
 
     def __init__(
