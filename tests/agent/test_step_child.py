@@ -15,11 +15,12 @@ from edgekit_runtime.agent.execution.step_result import StepOrder, StepResult
 from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.agent.reconcile import Step, reconcile
+from edgekit_runtime.commands.command import positive
 
 
-def carry_out(folder: Path):
+def carry_out(folder: Path, most_bytes: int = 10):
     places = StepPlaces(config=str(folder), state=str(folder / "state"), keys=str(folder / "keys"))
-    order = StepOrder(step=Step("download", "kws", want()), most_bytes=10, known_time_s=1.8e9)
+    order = StepOrder(step=Step("download", "kws", want()), most_bytes=most_bytes, known_time_s=1.8e9)
     return ChildSteps(places).carry_out(order, threading.Event(), pytest.fail, lambda _: None)
 
 
@@ -39,6 +40,11 @@ def test_step_whose_process_ends_is_tried_again_three_times_and_says_why(tmp_pat
         progress = result.apply(progress)
         states.append(progress.report.state)
     assert states == ["downloading", "downloading", "failed"]
+
+
+def test_largest_budget_that_the_command_line_takes_is_taken_by_the_process(tmp_path):
+    largest_bytes = int(positive("1e12") * 1e6)  # --month-mb
+    assert "this device is in no fleet" in carry_out(tmp_path, largest_bytes).reason
 
 
 def test_other_failures_before_do_not_count_towards_the_limit_of_a_code():

@@ -10,7 +10,7 @@ from edgekit_runtime.agent.reconcile import Step
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.records import dataclass
 
-_COUNT: Final = Range(0, 1 << 53)
+_COUNT: Final = Range(0, 1 << 60)  # --month-mb takes up to 10^12 megabytes
 _MAX_WIDTH_S: Final = 300.0
 
 NoteKind: TypeAlias = Literal["attack", "delta", "disk-full", "slow-retrieval"]
