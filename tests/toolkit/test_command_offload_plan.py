@@ -27,10 +27,11 @@ from edgekit_offload.partition import opened_model
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import write_profile
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError, EdgekitError, ModelError, OutputError
-from edgekit_runtime.offload.cut_table import read_cut_table
+from edgekit_runtime.offload.cut_table import CutTable, read_cut_table
 from edgekit_runtime.offload.measurement import job_runner
+from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
@@ -171,6 +172,21 @@ def test_sizes_and_watts_have_units_and_places() -> None:
         parse_bytes("64", "--memory")
     with pytest.raises(click.BadParameter):
         parse_watts("4")
+
+
+def test_largest_power_of_a_radio_is_one_that_a_device_reads() -> None:
+    _, radio_w = parse_watts("4,999999")
+    plan = OffloadPlan("local", PlanCosts(device_s=0.1, device_j=0.4))
+    table = CutTable((plan,), radio_w=radio_w)
+    assert from_plain(CutTable, to_plain(table)) == table
+
+
+def test_latency_limit_over_an_hour_is_refused(tmp_path: Path) -> None:
+    where = ["--device", "local", "--server", "local", "-o", str(tmp_path)]
+    arguments = ["offload", "plan", str(MODEL), *where, "--latency-limit", "3600001"]
+    refused = CliRunner().invoke(cli, arguments)
+    assert refused.exit_code == 2
+    assert "0<x<=3600000" in refused.output
 
 
 def test_loss_is_a_percentage() -> None:

@@ -47,7 +47,7 @@ class CutTable:
     device: str = ""
     server: str = ""
     latency_limit_s: Seconds | None = None
-    radio_w: Annotated[float, Range(0, 1000)] | None = None
+    radio_w: Annotated[float, Range(0, 10**6)] | None = None
     version: Annotated[int, Range(1, 1)] = 1
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ _NO_PACKAGE: Final = (
 )
 @click.option(
     "--latency-limit",
-    type=NumberRange(min=0, min_open=True),
+    type=NumberRange(0, 3_600_000, min_open=True),
     metavar="MS",
     help="Limit for 99 % of requests (--objective capacity), or for one (energy).",
 )
