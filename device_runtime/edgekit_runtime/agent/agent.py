@@ -10,7 +10,7 @@ Example: an update of `digits` from 1.0.0 to 2.0.0. The left column shows the st
     a document names digits 2.0.0      the journal stores it, and a report names its version
     waiting, then downloading          step `download`: after a power cut the download resumes
     installing                         step `install`: the package is verified and becomes the active slot
-    trying                             no step: the service tries 2.0.0, and `DeviceObserver` reads the result
+    trying                             no step, because the service tries 2.0.0 and confirms or rejects it
     succeeded                          the slots have confirmed 2.0.0, and the report is `converged`
 
 If the service rejects 2.0.0, the slots switch back to 1.0.0, and the execution is `failed` with the reason

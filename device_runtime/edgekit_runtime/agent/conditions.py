@@ -24,7 +24,7 @@ class ModelView:
     """The state of one model on the device.
 
     Attributes:
-        version, manifest_sha256: the installed package that the slots open, or empty if none is installed.
+        version, manifest_sha256: the active installed package, or empty if none is installed.
         health: `unproven`, `healthy`, `rejected` or `missing`.
         previous: version in the spare slot, or empty if that slot is empty or its version was rejected.
         pinned: version to which somebody pinned the model, or None.
@@ -148,7 +148,7 @@ def has_power(conditions: DeviceConditions) -> bool:
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of times of day, such as `01:00-04:00`, that is not empty."""
+    """Return whether a text is a non-empty range of times of day, such as `01:00-04:00`."""
     match = _WINDOW.fullmatch(text)
     return match is not None and match.group(1, 2) != match.group(3, 4)
 

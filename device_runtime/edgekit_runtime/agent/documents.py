@@ -188,7 +188,7 @@ class Execution:
         reason: one sentence, or empty if there is nothing to explain.
         code: a short and stable word for the reason, such as `disk-full` or `self-test`, or empty.
         done_bytes: number of bytes of the file that are downloaded.
-        sent_bytes: number of bytes received over the network. Bytes that were received twice count twice.
+        sent_bytes: number of bytes sent to the device. Bytes that were sent twice count twice.
     """
 
     execution: str
@@ -207,11 +207,11 @@ class ReportedModel:
 
     Attributes:
         model: name of the model.
-        version, manifest_sha256: the package that the slots open, or empty if there is none.
-        health: `unproven`, `healthy`, `rejected`, `missing` if no package is open, or `faulty` if the model
+        version, manifest_sha256: the active package, or empty if there is none.
+        health: `unproven`, `healthy`, `rejected`, `missing` if no package is active, or `faulty` if the model
             answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
-        because: why the open version is faulty or not the desired version, as one sentence, or empty.
+        because: one sentence that explains why the active version is faulty or not the desired one, or empty.
         pinned: version to which somebody pinned the model on the device, or empty.
     """
 
@@ -321,7 +321,7 @@ class Reported:
         streams: a dict from name to state of each stream that the fleet wants.
         samples: a dict from the id of an order to its samples.
         settings: a dict from the key of each desired setting to the reason why the setting has no effect. The
-            reason is empty for a setting in effect.
+            reason is empty if the setting has an effect.
     """
 
     device: str
@@ -347,8 +347,8 @@ class Hello:
 
     Attributes:
         device: identifier of the device.
-        sequence: number from the counter of `Reported`. Both messages of a connection have the same number. A
-            message with a lower number than the newest is outdated.
+        sequence: number from the same counter as in `Reported`. Both messages of a connection have the same
+            number. A message with a lower number than the newest is outdated.
         online: False in the last will, whose other fields have no meaning.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
         reported: sequence of the last report since the device was started, or 0.
@@ -420,8 +420,8 @@ class EnrolmentCode:
     Attributes:
         address: `HOST:PORT` of the fleet's HTTPS server.
         authority_sha256: SHA-256 of the authority's certificate (DER), in hexadecimal. The device fetches the
-            certificate by `GET /authority` (PEM) and compares its digest. Only then does it send the secret,
-            over a connection that it has verified with this certificate.
+            certificate by `GET /authority` (PEM) and compares its digest. It then sends the secret over a
+            connection that it has verified with this certificate.
         secret: secret of this code. It is valid for one device.
     """
 

@@ -140,9 +140,10 @@ class DeviceSettings:
         return float(text) if text else None
 
     def list_states(self, socket_path: Path | None, now_s: float) -> dict[str, str]:
-        """Return a dict from each desired key to why it has no effect. An empty text means that it has.
+        """Return a dict from the key of each desired setting to the reason why it has no effect.
 
-        `socket_path` is the socket of the service, or None. `now_s` is the time of the monotonic clock.
+        The reason is empty if the setting has an effect. `socket_path` is the socket of the service, or None.
+        `now_s` is the time of the monotonic clock.
         """
         desired = self._desired or {}
         if any(key in SETTINGS and SETTINGS[key].reader != "agent" for key in desired) and (
@@ -206,8 +207,8 @@ class DeviceLogs:
 def pack_lines(lines: Sequence[str], count: int) -> str:
     """Compress the last 2 · `count` lines with zlib, and encode them in base64.
 
-    The factor 2 is for `count` lines of the service and `count` lines of the agent. The oldest lines are
-    dropped if the result would exceed 20,000 bytes.
+    These are `count` lines of the service and `count` lines of the agent. The oldest lines are dropped if the
+    result would exceed 20,000 bytes.
     """
     recent = list(lines)[-2 * count :]
     while True:

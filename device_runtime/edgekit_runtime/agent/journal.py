@@ -78,7 +78,7 @@ class Progress:
         )
 
     def count_same(self, code: str) -> int:
-        """Return how many times in succession the step has now failed with this code."""
+        """Return the current number of consecutive failures with this code."""
         return self.same_failures if code == self.report.code else 0
 
 
@@ -92,7 +92,7 @@ class JournalRecord:
         month: the last month in which steps sent or received bytes, such as `2026-11` (UTC).
         metered_bytes: number of bytes sent and received in that month.
         known_time_s: the newest time in a verified document. If the clock shows an earlier time, it is wrong.
-        executions: for each model, the execution that is under way or ended last.
+        executions: the running or else the last finished execution of each model.
         logs_request: name of the last `LogRequest` that was answered.
     """
 

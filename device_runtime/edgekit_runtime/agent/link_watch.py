@@ -190,8 +190,8 @@ class LinkWatch:
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
         """Renew the certificate if necessary, and return whether there is a new certificate.
 
-        This is checked every 6 h, and when the broker refuses the device. The certificate of a new enrolment
-        also counts as new.
+        The certificate is checked every 6 h, and when the broker refuses the device. The certificate of a new
+        enrolment also counts as new.
 
         Args:
             now_s: time of the monotonic clock.

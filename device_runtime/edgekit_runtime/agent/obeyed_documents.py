@@ -87,7 +87,7 @@ class ObeyedDocuments:
             now_s: time of the monotonic clock.
             was_answered: whether the repository answered, even with invalid metadata. If not, the document
                 waits for the next refresh.
-            has_cost: whether bytes were received. Only then does the pause between refreshes double.
+            has_cost: whether bytes were received. If not, the pause between refreshes does not double.
             has_new_keys: whether the manager's keys have changed.
         """
         self._daily_s = now_s + _DAILY_S

@@ -1,7 +1,7 @@
 """The trusted time of this device: the time of its clock, but at least a lower bound from signed sources.
 
 A board without a battery for its clock starts in 1970, or at the time when it was switched off. The lower
-bound is the first available time in this list, plus the time that has passed since the time was read:
+bound is the first available time in this list, plus the time that has passed since this device read it:
 
     issued_at of the manager's newest document (stored in the journal)
     `FIELD` of the last verified TUF timestamp metadata
@@ -13,8 +13,8 @@ expired on 29 November is refused.
 
 The bound moves back only through a newer document with an earlier time, or through a root that names another
 manager key. A thief of a manager key can move the bound ahead by at most `MAX_LEAD_S`. All metadata is then
-expired until the key is replaced. A clock that is ahead cannot be detected, and metadata seems expired until
-the clock is corrected. The wrong time is not stored.
+expired until the key is replaced. A clock that is ahead cannot be detected, and metadata may seem expired
+until the clock is corrected. The wrong time is not stored.
 """
 
 import json

@@ -35,8 +35,8 @@ class RunSetting:
 
     Attributes:
         chain_index: position of the backend in the variant's chain of backends.
-        options: name and value of each backend option that differs from the package's.
-        instances: number of runs at the same time.
+        options: name and value of each backend option that differs from the package.
+        instances: number of simultaneous runs.
         batch: number of rows in a run.
     """
 

@@ -57,9 +57,10 @@ class Tournament:
     Attributes:
         entrants: entrants in the order of the package.
         winner: the entrant to use, or None if no entrant took part. It has the fewest threads of the entrants
-            that are within 2 % of the fastest. An entrant in `as_fast` replaces it if the two differ only in
-            the number of threads, and has fewer.
-        as_fast: names of the entrants that are at most 2 % or not significantly slower than the fastest.
+            that are within 2 % of the fastest. If an entrant in `as_fast` differs from it only by having
+            fewer threads, that entrant wins.
+        as_fast: names of the entrants that are not more than 2 %, or not significantly, slower than the
+            fastest.
     """
 
     entrants: tuple[Entrant, ...]

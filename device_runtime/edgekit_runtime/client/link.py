@@ -41,7 +41,8 @@ class Address:
         prefix: prefix of the path of each request, such as `/edge` behind a proxy, or empty.
         host, port: TCP address, or empty and 0 for a Unix socket.
         is_tls: whether the service speaks TLS at this address.
-        ca_file: PEM file of the authority that signed the service's certificate, or None for the system's.
+        ca_file: PEM file of the authority that signed the service's certificate, or None to trust the
+            authorities of the system.
     """
 
     path: str | None = None
@@ -69,7 +70,7 @@ class Address:
             has_token: whether requests carry a token. If so, plain HTTP to another machine is never allowed.
             insecure: whether plain HTTP to another machine is allowed. Others can then read the data and
                 forge answers.
-            allows_prefix: whether a URL may have a path, the prefix of each request's path.
+            allows_prefix: whether a URL may have a path, which becomes the prefix of each request's path.
 
         Raises:
             TransportError: `text` has another form.

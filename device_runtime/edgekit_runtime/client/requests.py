@@ -78,7 +78,7 @@ def make_template(
     Args:
         options: the model to run and the options of the request.
         inputs: a dict from input name to array.
-        shared_places: location of each input in shared memory, or None for an input that is sent.
+        shared_places: location of each input in shared memory, or None for an input in the request.
         outputs: outputs to write to shared memory. If empty, all outputs are sent as binary data.
         fields: header lines of every request.
         prefix: prefix of the path.

@@ -27,7 +27,7 @@ class SharedMemory:
     Attributes:
         descriptor: file descriptor of the memfd, or -1 once it is closed.
         array: array with the dtype and shape from the caller. It is initially zero.
-        connection: `Link.connection` when the memory was last registered with the service, or -1.
+        connection: `Link.connection` at the last registration with the service, or -1 if not registered.
     """
 
     __slots__ = ("_end", "_start", "array", "connection", "descriptor", "name", "size_bytes")

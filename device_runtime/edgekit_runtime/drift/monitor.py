@@ -84,7 +84,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Count `picked`, the result of `pick_inputs`, and some values of the outputs. Overwrite `picked`."""
+        """Add `picked`, from `pick_inputs`, and some output values to the statistics. Overwrite `picked`."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():

@@ -235,7 +235,7 @@ def encrypt_file(
 def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
     """Yield the verified chunks of the plaintext of the encrypted file at `path`.
 
-    Only the last chunk proves that no chunk is missing.
+    It is certain only after the last chunk that no chunk is missing.
 
     Raises:
         EncryptionError: the file is damaged, or encrypted with another key.
@@ -247,7 +247,7 @@ def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
 
 
 def read_chunks(file: BinaryIO, header: Header, content_key: ContentKey, where: str) -> Iterator[bytes]:
-    """Yield the plaintext of `file`, from its position at the first chunk. See `decrypt_chunks`."""
+    """Yield the plaintext of `file`, which must be at its first chunk. See `decrypt_chunks`."""
     from cryptography.exceptions import InvalidTag
 
     _check_key(content_key, header, where)
@@ -284,7 +284,7 @@ def decrypt_to_memory(path: Path, content_key: ContentKey, max_bytes: int = MAX_
 def fill_memory(
     file: BinaryIO, header: Header, content_key: ContentKey, where: str, *, max_bytes: int = MAX_PLAIN_BYTES
 ) -> int:
-    """Decrypt `file` from its position at the first chunk. The rest is as in `decrypt_to_memory`."""
+    """Decrypt `file`, which must be at its first chunk, in the same way as `decrypt_to_memory`."""
     if header.plain_bytes > max_bytes:
         raise EncryptionError(f"{where}: holds {header.plain_bytes} bytes, the limit is {max_bytes}")
     # Who made the file is verified afterwards: it must not fill the memory before. An engine needs as much.

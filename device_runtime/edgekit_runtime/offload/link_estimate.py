@@ -3,7 +3,7 @@
 The bandwidth is computed from the time between request and reply, without the server's own time and the round
 trip. A lower bandwidth is accepted at once, or after two samples if the messages are small. A much higher
 bandwidth is accepted when a second sample agrees, or at once from a probe. A longer round trip first looks
-like a lower bandwidth. When the round trip is measured, the estimate before that is therefore restored. The
+like a lower bandwidth. The earlier estimate is therefore restored when the longer round trip is measured. The
 duration of `send` is ignored, because `send` only fills the buffers of this machine.
 
 Source: docs/explanation/offload.md.
@@ -66,7 +66,7 @@ class LinkEstimate:
         is_bound: whether `up_bits_per_s` is only a lower bound.
         is_claimed: whether a probe has raised `up_bits_per_s`, and no request has confirmed it since.
         rtt_s: round trip time of the network, or None before the first sample.
-        overhead_s: time of a small exchange in addition to the round trip: the work of both machines.
+        overhead_s: time of the work of both machines for a small exchange, without the round trip.
     """
 
     def __init__(self) -> None:

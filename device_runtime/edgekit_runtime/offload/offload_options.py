@@ -22,7 +22,8 @@ class OffloadOptions:
     Attributes:
         server: address of the server, such as `https://edge-box:8443`.
         token_file: file with the token that the server requires, or None.
-        ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
+        ca_file: PEM file of the authority that signed the server's certificate, or None to trust the
+            authorities of the system.
         prefer: `latency` or `energy`, or None for the package's objective.
         deadline_s: limit of the latency for the objectives energy and capacity, or None for the package's
             limit.

@@ -63,7 +63,7 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True)
 class InputCodes:
-    """The equally spaced values that a head can encode, in one range for all channels or one range for each.
+    """The equally spaced values that a head can encode. All channels have one range, or each has its own.
 
     Values outside the range would be clipped, so a request with such values uses another plan.
 

@@ -7,7 +7,7 @@ found by `NonZero`. A model without fixed work must not run on the event loop, a
 Measurements cannot prove fixed work, and the manifest may make false claims, so the graph itself is analysed.
 Operators that run a body (loops, branches) have no fixed work, except an `If` whose condition depends only on
 sizes. Any other operator has fixed work, unless an input that can set a size depends on the values of a model
-input. The output of `Shape` is not such a value, since the sizes of the inputs are limited.
+input. The output of `Shape` does not count as dependent, since the sizes of the inputs are limited.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence

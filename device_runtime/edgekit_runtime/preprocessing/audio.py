@@ -113,7 +113,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Return the model's input for a result of `load` or `fit`, rounded and clipped if it is integer."""
+        """Convert a result of `load` or `fit` to the model's input. Integer inputs are rounded and clipped."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

@@ -53,7 +53,7 @@ class RunKind:
         has_base: whether the run is computed from bytes of the base.
         has_channels: whether the delta has a multiplier for each channel of the run.
         has_step: whether the delta has a step, a zero point or a seed for the run.
-        is_float: whether the words are floats, stored with the sign as the lowest bit. Others are folded.
+        is_float: whether the words are floats with the sign in the lowest bit. Other words are folded.
         residual_width: size of a word's residual in bytes. The value -1 means `width`.
     """
 
@@ -143,7 +143,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return, as raw LZMA data, texts that most packages contain. Streams with `WORDS_MODEL` continue it."""
+    """Return texts that most packages contain, as raw LZMA data. Streams with `WORDS_MODEL` continue it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -200,7 +200,7 @@ def apply_delta(
     """Apply a delta to an installed package, and write the new package. An error leaves no file at `path`.
 
     Args:
-        delta: content of the delta. Its digest need not be verified before.
+        delta: content of the delta, which need not be verified.
         base: content of the installed package, empty for a coded file.
         path: path of the file to write.
         size_bytes: size of the package before encryption.

@@ -1,4 +1,4 @@
-"""Sends samples to the fleet, in parts that resume after an interruption.
+"""Sends samples to the fleet in parts. An upload resumes after an interruption.
 
 `protocol.samples` defines the requests and answers. A sample stays on the device until the manager has stored
 it or refused it for good.

@@ -134,7 +134,7 @@ class BundleLink:
 
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
-        report: the last report about this document or a newer one, or None before the first.
+        report: the last report on this or a newer document, or None before the first report.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:

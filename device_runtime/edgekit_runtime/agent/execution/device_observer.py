@@ -91,7 +91,7 @@ class DeviceObserver:
     def read_streams(
         self, now_s: float, desired: Mapping[str, StreamOptions]
     ) -> Mapping[str, ReportedStream]:
-        """Return the state of each desired stream, `missing` if no service runs the stream."""
+        """Return the state of each desired stream. It is `missing` if no service runs the stream."""
         if desired and now_s >= self._streams_s:
             self._streams_s = now_s + _SERVICE_S
             socket_path = self._installer.find_service() if self._service[0] else None
@@ -99,7 +99,7 @@ class DeviceObserver:
         return {name: _read_stream(settings, self._streams.get(name)) for name, settings in desired.items()}
 
     def read_samples(self, now_s: float, *, is_needed: bool) -> Mapping[str, Any]:
-        """Return a recent result of `control.read_samples`, empty if not `is_needed`."""
+        """Return a recent result of `control.read_samples`, or an empty dict if it is not needed."""
         if not is_needed:
             return {}
         if now_s >= self._samples_s:

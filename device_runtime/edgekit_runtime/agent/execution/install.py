@@ -46,7 +46,7 @@ class Installer:
 
     Attributes:
         socket_path: socket of the service, or None to look for a running service.
-        self_test: tests a package when no service runs.
+        self_test: function that tests a package if no service runs.
     """
 
     slots: Slots
@@ -61,8 +61,7 @@ class Installer:
         Raises:
             PackageError: the package is damaged, signed by a key that is not trusted, or encrypted for
                 others.
-            SlotError: the slots refuse the package, it is not the package of `desired_model`, or it cannot be
-                written.
+            SlotError: the slots refuse or cannot write the package, or it is not that of `desired_model`.
             OutputError: the content key cannot be written.
             BackendError: no engine on this device runs the package, or its self-test failed.
         """
@@ -109,7 +108,7 @@ class Installer:
         """Make the service load the active version, if a service runs.
 
         `desired_model.trial` states whether the service first tries the new version beside the old one. With
-        the order `old-first`, the service unloads the old version before.
+        the order `old-first`, the service unloads the old version first.
 
         Raises:
             SlotError: the service refused, or did not answer.

@@ -103,7 +103,7 @@ class StepRunner:
         return None if self._step is None else self._step.action
 
     def stop(self) -> None:
-        """Tell the step to stop, and do not wait. Some steps run to their end."""
+        """Tell the step to stop, and return without waiting. Some steps run to their end."""
         self._stop.set()
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:

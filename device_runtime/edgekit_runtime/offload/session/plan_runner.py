@@ -108,7 +108,7 @@ class PlanRunner:
     def encode(self, inputs: Mapping[str, Array], head_outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return a dict from the name of each input of the tail to its array.
 
-        An input that is sent as an image or audio file has the content of the file as array, uint8 [bytes].
+        For an input that is sent as an image or audio file, the array is the file's content, uint8 [bytes].
 
         Raises:
             DataError: An input of the tail is missing, or an image or sound has more than one row.
