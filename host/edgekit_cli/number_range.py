@@ -7,7 +7,7 @@ import click
 
 
 class NumberRange(click.FloatRange):
-    """A finite number within a range. The type of click accepts NaN and infinity."""
+    """A finite number within a range. Unlike click's own type, it refuses NaN and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the number.

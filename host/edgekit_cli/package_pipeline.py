@@ -42,11 +42,7 @@ def package_pipeline(
 ) -> Path:
     """Write the package of a pipeline to the folder of `--out`, print its contents, and return its path.
 
-    Args:
-        ctx: The context of the command.
-        path: The path of the pipeline file.
-        console: The console to print on.
-        package_model: A function that packages a member that is given as a model.
+    `package_model` packages a member that is given as a model file.
 
     Raises:
         click.UsageError: A required option is missing, or an option only applies to models.

@@ -61,17 +61,9 @@ def repeat_recipe(
 ) -> Path:
     """Create the package of a recipe again, and return its path.
 
-    The same model, tools and key give the same bytes.
-
-    Args:
-        model: The path of the model.
-        path: The path of the recipe.
-        out: The output folder.
-        console: The console to print on.
-        like: The recipe of an earlier package whose weights the new weights stay close to, or None.
-        target: The value of `--target`, which must match the recipe, or None.
-        key: The name of the key to sign with.
-        as_json: Whether to print JSON.
+    The same model, tools and key give the same bytes. With `like`, the recipe of an earlier package, the new
+    weights stay close to the weights of that package. `target` is the value of `--target`, which must match
+    the recipe.
 
     Raises:
         click.UsageError: The recipe is for another target.

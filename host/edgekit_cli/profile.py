@@ -157,7 +157,7 @@ class MeasuredProfile:
         }
 
     def describe_power(self) -> str:
-        """Return a text with the power and its meter, or with the reason to use the power of the target."""
+        """Return a text with the power and its meter, or with the reason why the target's power is used."""
         if self.power is None:
             return f"that of the target, not measured; {self.power_text}"
         return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"

@@ -9,7 +9,7 @@ the gate `conversion` compares the value with a reference by difference. Lower i
     value 0.005 (0.002 to 0.008), reference 0.034        stop: the whole interval is below the limit
     statement `stop`, reason "complaints"                stop
 
-A stop ends the rollout at the manager's next turn, also if other evidence was a pass. After a pass the
+A stop ends the rollout at the manager's next turn, even if other evidence was a pass. After a pass the
 rollout no longer waits for the gate. Unclear evidence changes nothing. Evidence after the gate's deadline
 still counts while the rollout is open.
 """
@@ -39,14 +39,14 @@ class OutsideGate:
         limit: The worst compared value that passes. With a limit, the judge sends a value or `stop`. Without
             a limit, the judge sends `pass` or `stop`.
         unit: The unit of the compared value in messages.
-        compare: Whether the value itself, its difference from the reference or its ratio to the reference is
-            compared.
+        compare: What is compared with the limit: the value itself, its difference from the reference, or its
+            ratio to the reference.
         worse: The direction in which the value gets worse.
         min_samples: The minimum number of samples. Evidence from fewer samples is unclear.
         deadline_s: How long the rollout waits for the evidence, in seconds from its start. By default the
             time is unlimited.
-        judge: The only actor whose evidence counts, such as `token:shop`. By default anybody with the scope
-            may send evidence.
+        judge: The only actor whose evidence counts, such as `token:shop`. By default all actors with the
+            scope `evidence` count.
     """
 
     limit: Annotated[float | None, _FIGURE] = None
@@ -58,7 +58,7 @@ class OutsideGate:
     judge: str = ""
 
     def compute_figure(self, value: float, reference: float | None) -> float:
-        """Return the figure to compare with the limit: the value, its difference or ratio to `reference`."""
+        """Return the figure to compare with the limit, which `compare` selects."""
         if reference is None or self.compare == "level":
             return value
         return value / reference if self.compare == "ratio" else value - reference

@@ -20,7 +20,7 @@ class PackageView:
 
     Attributes:
         model, target, version, manifest_sha256, path, size_bytes, sha256: See `ReleasePackageRow`.
-        engines: The engines that can run the model, of which a device needs one. Empty if unknown.
+        engines: The engines that can run the model. A device needs one of them. Empty if unknown.
         memory_bytes: The estimated peak memory of the model without its engine, or None if unknown.
         agreement: The minimum agreement with the previous version, or None for the default of the gate.
         deltas: The `DeltaOffer`s as plain values.
@@ -49,12 +49,12 @@ class Situation:
 
     Attributes:
         facts: The reported facts `memory_bytes`, `engines` and `link_mbit_s` by name.
-        versions: A dict from model to the version that runs and the SHA-256 of its manifest.
+        versions: The running version of each model, with the SHA-256 of its manifest.
         pinned: The models that must keep their version.
         rollout: The name of an open rollout that includes the devices, or an empty string.
         is_revoked: Whether the devices were revoked.
         can_decrypt: Whether the devices have a decryption key.
-        encrypted: The models that run as an encrypted version.
+        encrypted: The models whose running version is encrypted.
         is_disk_known: Whether the devices reported `free_bytes`.
     """
 
@@ -89,7 +89,7 @@ class DevicePlan:
     """A device that gets packages.
 
     Attributes:
-        bytes: The total download size. A delta counts instead of its package if it is smaller.
+        bytes: The total download size, with the smallest usable file of each package, such as a delta.
         minutes: The estimated download time at the link speed that the device reported, by default 8 Mbit/s.
         note: A text with the names of unknown facts, or an empty string.
     """
@@ -143,7 +143,7 @@ def preview(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What devices of one situation get if their disks have room, or why they get nothing (`code`)."""
+    """The packages for the devices of one situation if their disks have room, or the reason for none."""
 
     code: str = ""
     reason: str = ""
@@ -222,7 +222,7 @@ def _download_bytes(device: Situation, package: PackageView) -> int:
 
 
 def read_number(text: str | None) -> float | None:
-    """Return a text as a number, or None if it is None or no number."""
+    """Parse a number, or return None if the text is None or not a number."""
     try:
         return float(text) if text else None
     except ValueError:

@@ -51,7 +51,7 @@ class RolloutSettings:
         minimum: The number of devices in the first step. Each later step at most doubles the number of judged
             devices.
         limits: The limits of the gates, see `gate_table.make_limits`.
-        soak_s: How long a device must run the release before it is judged. Enough calls end this time early.
+        soak_s: How long a device must run the release before it is judged. Enough calls shorten this time.
         patience_s: The time without an answer after which a device counts as offline. The rollout continues,
             and the device gets the release when it is online again.
         step_timeout_s: The time limit for enough answers. After it the rollout pauses until a person decides.
@@ -59,7 +59,7 @@ class RolloutSettings:
         spread_s: The maximum random delay before a device begins. It spreads the downloads of a step over
             time.
         approval: Which waves need an approval before they begin: `none`, the `first` or `each`.
-        is_dynamic: Whether devices that match the selector later join at the end.
+        is_dynamic: Whether devices that begin to match the selector during the rollout are added at the end.
         window: The local time of day in which devices switch, or None.
         trial: See `DesiredModel`.
         models: The models of the release by name.
@@ -240,9 +240,9 @@ class Member:
 
     Attributes:
         sample: The sample for the gates, or None before the first answer.
-        state: `pending` before the device is offered the release, `started` until it answers, and then the
-            outcome. `returning` while it goes back to its previous version, and then `returned`, or the
-            outcome if that fails.
+        state: The state is `pending` until the release is offered, `started` until the device answers, and
+            then the outcome. A device that goes back is `returning` and then `returned`, or has the outcome
+            if that fails.
         started_at, answered_at: The times of the last attempt and of its outcome, in seconds since 1970.
         attempts: The number of times that the device was offered the release.
         returns: The number of times that the device was told to go back.
@@ -275,9 +275,9 @@ class Progress:
         members: The devices of the cohort by name, in rollout order.
         wave: The index of the open wave, from 0.
         started: The number of members that were offered the release.
-        step_at: The start of `step_timeout_s`: the time when devices last started or a person resumed or
-            approved.
-        approved: The number of the first waves that are approved.
+        step_at: When devices were last started, or a person resumed or approved. `step_timeout_s` counts from
+            then.
+        approved: The number of approved waves, counted from the first wave.
         pause: The decision that paused the rollout. It is None if a person paused it or it is not paused.
         resumed_with: The value of `started` when a person last resumed the rollout after a pause with
             `is_doubt`.
@@ -318,7 +318,7 @@ class Progress:
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return a good sample for each device that began within the last `patience_s` and has not answered.
+        """Return a good sample for each device that has not answered but began within the last `patience_s`.
 
         `now` is in seconds since 1970.
         """

@@ -81,10 +81,10 @@ def log_entries(
 
 
 def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[int, float, Entry]]:
-    """Return the entries of a rollout with their audit rows, oldest first.
+    """Return the entries of a rollout, oldest first.
 
-    Each tuple holds the number of the audit row, the time in seconds since 1970, and the entry. Entries in
-    the same row share its number. Only rows after the number `after` are read.
+    Each tuple holds the number of the audit row, the time in seconds since 1970, and the entry. A row may
+    hold several entries. Only rows after the number `after` are read.
     """
     rows = session.execute(
         select(AuditRow.number, AuditRow.at, AuditRow.detail)

@@ -50,7 +50,7 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
 
 
 def default_minimum(devices: int) -> int:
-    """Return the number of devices in the first step, which is a tenth of all devices, but 1 to 30."""
+    """Return the number of devices in the first step: a tenth of all, at least 1 and at most 30."""
     return min(max(math.ceil(devices / 10), 1), _MOST_MINIMUM)
 
 
@@ -73,7 +73,7 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
-    """Return the cohort, followed by the new ones among `devices` in random order."""
+    """Return the cohort, followed by the other `devices` in random order."""
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
 

@@ -8,7 +8,7 @@ class DeviceBehaviour:
     """The behaviour of a device. The default is a good device on a good link.
 
     Attributes:
-        loss: The share of messages whose sending breaks the connection instead.
+        loss: The share of messages that are lost. A lost message breaks the connection.
         reboot_s: The mean time between reboots, or None. A reboot interrupts the current step.
         boot_s: The duration of a reboot.
         clock_s: The number of seconds by which the device's clock is fast, or negative if it is slow.

@@ -25,7 +25,7 @@ _BATCH = 500
 def read_access(
     folder: FleetFolder, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
-    """Return how simulated devices connect to a local fleet. By default the brokers come from `settings`."""
+    """Return the access data of a local fleet. By default the brokers come from `settings`."""
 
     def read() -> dict[str, Ed25519PublicKey]:
         return read_named(read_newest_root(folder.repository))

@@ -62,7 +62,7 @@ class FleetAccess:
         brokers: The host and port of each broker node. Devices try them in turn.
         authority: The certificate of the authority in PEM.
         manager_keys: The keys of the manager by key id, from the TUF root that devices start with.
-        read_manager_keys: A function that returns the same from the newest TUF root. Simulated devices call
+        read_manager_keys: A function that returns the keys from the newest TUF root. Simulated devices call
             it instead of a TUF refresh.
     """
 

@@ -1,8 +1,8 @@
 """The audit log of all actions, in which each entry contains the digest of the previous entry.
 
 The database refuses to change or delete entries. The owner of the database can remove this protection. The
-chain of digests then shows whether entries were changed, or removed before the last one. Only a backup
-elsewhere can show that the newest entries were removed.
+chain of digests then still reveals changed entries and missing entries, except at the end of the log. Only a
+backup elsewhere reveals that the newest entries were removed.
 """
 
 import contextlib

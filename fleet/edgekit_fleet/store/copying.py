@@ -17,13 +17,13 @@ _FILLED_WHEN_MADE: Final = ShardRow.__tablename__
 
 
 def copy_store(source: Store, target: Store, *, actor: str, subject: str) -> int:
-    """Copy all rows unchanged in one transaction, including the audit log, and record the copy there.
+    """Copy all rows including the audit log in one transaction, and add an audit entry about the copy.
 
     Args:
         source: The store to copy. Nobody may write to it at the same time.
         target: An empty PostgreSQL store.
-        actor: The actor of the audit entry about the copy.
-        subject: The subject of that entry.
+        actor: The actor of the audit entry.
+        subject: The subject of the audit entry.
 
     Returns:
         The number of copied rows.

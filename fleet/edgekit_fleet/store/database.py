@@ -86,7 +86,7 @@ class Store:
 
     @contextmanager
     def concurrent_transaction(self) -> Iterator[Session]:
-        """Yield a session as `transaction` does, but with PostgreSQL allow concurrent transactions.
+        """Yield a session like `transaction`, but do not exclude other transactions in PostgreSQL.
 
         The caller must lock the rows that it changes.
 
@@ -148,7 +148,8 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
     Args:
         session: The session of a transaction.
         table: The table to change.
-        rows: The values of each row by column. All rows have the same columns, and none has a default.
+        rows: The values of each row by column. All rows have the same columns, including those with a
+            default.
     """
     if rows:
         connection = session.connection()

@@ -41,10 +41,10 @@ class FleetSettings:
         sign_on_headers: The prefix of the headers in which those proxies name the user.
         sign_on_roles: The roles of the groups in those headers, each as `GROUP=ROLE`.
         sign_on_secret: The path of a file with a secret that those proxies also send, or empty.
-        store_url: The URL of the database. If empty, SQLite in the folder.
-        brokers: The `HOST:PORT` of each external broker for devices. If empty, the fleet's own broker.
-        artifacts_storage: Where the signed repository is copied to, see `ArtifactStorage`. Empty for no copy.
-        artifacts_url: The repository URL for devices, such as a CDN. If empty, the fleet's own server.
+        store_url: The URL of the database. If it is empty, the fleet uses SQLite in its folder.
+        brokers: The `HOST:PORT` of each external broker for devices. If empty, the fleet runs a broker.
+        artifacts_storage: Where the signed repository is copied to, see `ArtifactStorage`, or empty.
+        artifacts_url: The URL of the repository for devices, such as a CDN, or empty for the fleet's server.
         encrypts: Whether releases are encrypted by default.
         desired_life_s: How long a desired document is valid. A device that gets no newer one reports `stale`
             after this time.
@@ -323,5 +323,5 @@ def _is_network(text: str) -> bool:
 
 
 def bracket(name: str) -> str:
-    """Return a host name or address as it stands before `:PORT`, with brackets around an IPv6 address."""
+    """Return a host name or address for use before `:PORT`, with brackets around an IPv6 address."""
     return f"[{name}]" if ":" in name else name

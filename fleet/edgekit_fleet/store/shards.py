@@ -1,6 +1,6 @@
 """Shards divide the devices and rollouts among several managers with a common store.
 
-Each manager sends a heartbeat to the store once a second. If none arrives for `LEASE_S`, another manager
+Each manager sends a heartbeat to the store once a second. If a manager sends none for `LEASE_S`, another one
 removes its row and takes over its shards, each with a higher epoch. Devices refuse documents with a lower
 epoch. Each transaction of a manager first locks the manager's own row, so a removed manager cannot write and
 has to join again. With SQLite there is one manager with all shards.

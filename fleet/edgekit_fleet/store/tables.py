@@ -78,8 +78,8 @@ class DeviceRow(Table):
         certificate_serial: The serial number of the newest certificate in hexadecimal.
         certificate_expires_at: When the certificate expires.
         revoked_at: When the device was revoked, or None.
-        status: The status in its last report, or `new` before the first report. `faulty` if a desired version
-            runs and returns NaN. `revoked` after `revoked_at`.
+        status: The status in its last report, or `new` before the first report. It is `faulty` if a desired
+            version runs and returns NaN, and `revoked` after `revoked_at`.
         because: A sentence that explains the status.
         facts: The facts in its last report.
         reported: Its last report as plain values, or None.
@@ -88,9 +88,8 @@ class DeviceRow(Table):
             They are separate because a retained report may arrive after a newer event.
         is_online: Whether the device is connected, according to its hello or last will.
         last_seen_at: When its last document arrived, or None.
-        pinned: The version of each model that was pinned on the device, as it reports.
-        streams: The streams that the device should run by name, each a `StreamOptions` as plain values with
-            passwords.
+        pinned: The versions that were pinned on the device, by model.
+        streams: The streams that the device should run by name, as plain `StreamOptions` with passwords.
         decryption_key: The P-256 public key in PEM for which content keys are encrypted. It is empty if the
             device enrolled without one.
         settings: The settings that the device should have by name.
@@ -532,7 +531,8 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: The SHA-256 of the address or name.
-        begun_at: The time from which one failure is forgiven every 60 s / limit, in seconds since 1970.
+        begun_at: The start time, in seconds since 1970. From then on, one failure is forgiven after every 60
+            s divided by the limit.
         count: The number of failed attempts.
     """
 

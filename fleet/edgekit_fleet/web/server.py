@@ -55,7 +55,7 @@ class ConnectionLimits:
 
     Attributes:
         connections: The maximum number of open connections.
-        handshakes: The maximum number of simultaneous TLS handshakes. A handshake takes only three packets.
+        handshakes: The maximum number of simultaneous TLS handshakes.
         head_s: The time limit for the header of a request.
         window_s: The time in seconds over which the download rate of a client is measured. A slow client is
             disconnected.

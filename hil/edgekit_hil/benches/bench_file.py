@@ -31,8 +31,8 @@ class BenchSettings:
         target: The name of the device's target, as in `edgekit targets`.
         architecture: The output of `uname -m` on the device.
         python: The command on the device that starts a Python with the runtime installed.
-        has_time: Whether measured durations are meaningful, as they are not on an instruction emulator.
-        has_memory: Whether the measured memory of a process does not include an emulator.
+        has_time: Whether measured durations are meaningful. On an instruction emulator they are not.
+        has_memory: Whether the memory of a process can be measured without that of an emulator.
     """
 
     name: str

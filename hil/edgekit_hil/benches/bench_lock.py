@@ -79,8 +79,8 @@ class BenchLock:
         """Lock the bench for a run during the block.
 
         Args:
-            keeps_state: Whether the device keeps the state of earlier runs. If True, the bench is broken
-                after a run was killed. If False, this call repairs a broken bench.
+            keeps_state: Whether the device keeps the state of earlier runs. If True, a killed run leaves the
+                bench broken. If False, this call repairs a broken bench.
 
         Raises:
             BenchError: Another run is using the bench, or it is broken.

@@ -1,4 +1,4 @@
-"""The digest of the runtime's source code, and a program that prints it and device facts on a device.
+"""Computes a digest of the runtime's source code. As a program on a device, it also prints device facts.
 
 The program imports nothing of edgekit before it has checked the digest, because the device may have another
 version.

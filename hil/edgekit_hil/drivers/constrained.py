@@ -53,7 +53,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
     power_label = "kill -9 of every process of the device"
 
     def on_activate(self) -> None:
-        """Create the device. After an error nothing remains."""
+        """Create the device, and clean up after an error."""
         with contextlib.ExitStack() as undo:
             super().on_activate()
             undo.callback(super().on_deactivate)

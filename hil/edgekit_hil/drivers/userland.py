@@ -66,7 +66,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
     read_only: list[str] = attr.ib(factory=lambda: [str(Path(edgekit_runtime.__file__).parents[1])])
 
     def on_activate(self) -> None:
-        """Create the namespaces. After an error nothing remains.
+        """Create the namespaces, and clean up after an error.
 
         Raises:
             BenchUnavailableError: There is no image, or see `require_userland`.

@@ -104,7 +104,7 @@ class Wheelhouse:
             raise ProvisioningError(f"pip cannot download the packages of the device: {reason}")
 
     def measure(self) -> int:
-        """Return the disk space in bytes that the installation needs. `download` must have run."""
+        """Return the disk space in bytes that the installation needs. Call this after `download`."""
         wheels = [*self.folder.glob("*.whl")]
         unpacked = len(self.own_wheel[1])
         for wheel in wheels:
@@ -113,7 +113,7 @@ class Wheelhouse:
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
     def list_content(self) -> list[tuple[str, Path | bytes]]:
-        """Return the name and the path or content of each file for the device. `download` must have run."""
+        """Return the name and the path or content of each file for the device. Call this after `download`."""
         return [
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),

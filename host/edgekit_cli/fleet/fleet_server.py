@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command uses a server, because a server and no `--folder` was given."""
+    """Return whether a command uses a server, which is the case if a server but no `--folder` was given."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 

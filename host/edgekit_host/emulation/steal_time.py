@@ -1,4 +1,6 @@
-"""Occupies a processor for a share of each half millisecond, as `steal_time CPU SHARE GROUP`.
+"""Occupies a processor for a share of each half millisecond.
+
+    steal_time CPU SHARE GROUP
 
 `CpuQuota` starts this process, which has a higher priority than all normal processes and does no useful work.
 It pauses while the cgroup in the folder GROUP is empty.

@@ -83,7 +83,7 @@ class Frame:
         return line(x, self.top, x, self.bottom, style)
 
     def grid(self, x_ticks: Ticks, y_ticks: Ticks, *, has_columns: bool = False) -> list[Markup]:
-        """Return the texts of all ticks with horizontal lines, and with vertical lines if `has_columns`."""
+        """Return the tick texts with horizontal grid lines, and with vertical grid lines if `has_columns`."""
         parts = []
         for value, words in y_ticks:
             parts.append(self.across(value, "grid"))
