@@ -1,9 +1,9 @@
 """A race between the candidates that the engines chose, with different numbers of threads.
 
-The race decides what only measurements can tell: the engine, its number of threads, and the fastest of the
-forms that the search considers equally fast. If this machine has the kernels of the target, a form that is
-slower than float32 can only win if float32 exceeds a limit. For other targets, latencies on this machine say
-too little.
+Measurements decide which engine and number of threads is used, and which of the forms with similar predicted
+latencies is the fastest. If this machine has the kernels of the target, a form that is slower than float32
+can only win if float32 exceeds a limit. For other targets, this rule does not apply, because latencies on
+this machine are not representative.
 """
 
 import itertools
@@ -63,9 +63,10 @@ class RaceResult:
     """The result of a race.
 
     Attributes:
-        best: A dict from the engines to the contenders to package. Engines in `reasons` are missing.
+        best: The contender to package for each engine, by the name of the engine. Engines in `reasons` are
+            missing.
         winner: The name of the engine that wins.
-        reasons: A dict from the engines without a contender to the reasons.
+        reasons: A dict from each engine without a contender to the reason.
         faster_float: A float model that is faster than the winner but exceeds a limit, or None.
     """
 
@@ -244,7 +245,7 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
     Args:
         contender: The winner of a race on this machine.
-        cores: The number of cores of the target, which is used if several threads won.
+        cores: The number of cores of the target. If several threads won, at least this number is returned.
     """
     if contender.usual:
         return None

@@ -48,7 +48,7 @@ class JudgedSet:
 
 
 class Judging:
-    """Scores and drafts the candidates of a growing set, and measures their costs.
+    """Scores the candidates of a growing set, drafts their packages and measures their costs.
 
     Attributes:
         limits: The budget with the limits in force.

@@ -1,8 +1,8 @@
 """Distils pruned models whose drop is slightly over the limit.
 
 A model within the limit needs no training, and training cannot repair a model that is far from it. The
-training takes a share of the search's work in seconds of a nominal processor, so that the number of steps
-does not depend on the load of this machine.
+training may use a share of the search limit, which is in seconds of a nominal processor. So the number of
+steps does not depend on the load of this machine.
 """
 
 import math

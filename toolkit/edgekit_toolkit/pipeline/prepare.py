@@ -44,8 +44,8 @@ class Preparation:
         wrong_rewrites: The optimisations of onnxruntime that are disabled for `floats` and its forms, or
             None.
         floats: The optimised model with inferred shapes, or the unchanged `.tflite` model.
-        ranges: A dict from the inputs to the smallest and largest generated values. They are those of the
-            user's samples if there are any.
+        ranges: A dict from each input to the smallest and largest value to generate. With samples of the
+            user, these are the limits of the samples.
         golden: The golden inputs, and the outputs of `floats` for them.
         reference: Statistics of inputs and outputs on the calibration samples, or None without user samples.
         class_output: The name of the first output if it is known to be class scores, else None.

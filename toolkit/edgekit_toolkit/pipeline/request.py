@@ -32,13 +32,14 @@ class Request:
         labels: A text with one class name per line, or None.
         labels_from_folders: Whether the class names are the sorted names of the folders of samples.
         threads: The number of engine threads for scores and measurements.
-        thread_counts: The numbers of threads to compare. The package states the fastest. May be empty.
+        thread_counts: The numbers of threads to compare, of which the package stores the fastest. If it is
+            empty, only `threads` is measured.
         search_s: The limit of the work of a search, in seconds of a nominal processor.
         search_shares: The number of searches among which the user's limit was divided.
         backend: The name of the engine, such as `ort`. `auto` is only allowed for `search_engines`.
         variants: The maximum number of variants of the package, including the default one.
         also: The kinds from `forms.UNTIMED_KINDS` to include as further variants.
-        strict: Whether the upper bound of the drop must be within the limit, and not only the estimate.
+        strict: Whether the upper bound of the drop must be within the limit, in addition to the estimate.
         like: The only form to build besides the float model, or None to search.
     """
 
@@ -74,7 +75,7 @@ class Request:
         return () if self.labels is None else class_names(self.labels)
 
     def option_for(self, search_s: float) -> str:
-        """Return the option, such as `--search-seconds 60`, that allows each search `search_s` of work."""
+        """Return the option, such as `--search-seconds 60`, for `search_s` seconds of work in each search."""
         return f"--search-seconds {math.ceil(search_s * self.search_shares)}"
 
 

@@ -101,14 +101,15 @@ class Run:
             candidates.
         load: The load of this machine during the measurements.
         front: The ids of the candidates on the Pareto front, see `pareto_front`.
-        acceptance: Whether the engine of the target accepts the chosen candidate, or None without one.
+        acceptance: Whether the engine of the target accepts the chosen candidate, or None if no candidate was
+            chosen.
         seconds: A dict from the phases of the run to their durations.
         warnings: Sentences for the user, see `find_warnings`.
         memory_here: The memory of the chosen candidate, or None before it is measured.
         tournament: The results of all engines. Empty without a tournament.
         slower_than: A float model that is faster on this machine but exceeds a limit, or an empty string.
         variants: The further variants of the package.
-        whole: The chosen candidate with its variants or its new version, or None if it was not changed.
+        whole: The chosen candidate after variants or a new version were added, or None without such changes.
     """
 
     request: Request

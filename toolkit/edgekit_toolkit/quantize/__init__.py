@@ -1,1 +1,1 @@
-"""Lower precision: range collection, Q/DQ placement, weight storage, sensitivity."""
+"""Quantization: collects ranges, places Q/DQ nodes, stores weights and measures sensitivity."""

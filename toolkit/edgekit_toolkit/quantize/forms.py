@@ -95,12 +95,12 @@ class Form:
     Attributes:
         kind: One of `KINDS` or `UNTIMED_KINDS`.
         plan: The kernels and ranges of `static-int8`, or None for other kinds.
-        factors: The float32 factors of the channels (after pruning) of equalized tensors, by name. Empty
+        factors: A dict from each equalized tensor to the float32 factors of its channels after pruning. Empty
             without a plan.
-        layers: For `int8-weights`, the first outputs of the layers with int8 weights, or None for all
-            `int8_layers`. Other layers have float16 weights.
+        layers: For `int8-weights`, the first outputs of the layers with int8 weights, or None for all layers
+            in `int8_layers`. Other layers have float16 weights.
         compression: The compression of the float model, or None.
-        earlier: The model to which the weights are moved closer, or None.
+        earlier: The earlier model to which the weights are kept close, or None.
     """
 
     kind: str
@@ -323,7 +323,10 @@ _LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}
 
 
 def weight_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of a node that can be weights: the first of a Gather, or all but the first."""
+    """Return the inputs of a node that can be weights.
+
+    For a Gather, this is the first input. For other nodes, these are all inputs but the first.
+    """
     return list(node.input[:1] if node.op_type == "Gather" else node.input[1:])
 
 

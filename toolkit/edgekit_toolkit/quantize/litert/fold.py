@@ -2,10 +2,10 @@
 
 XNNPACK's int8 kernels for AVX-512 multiply 8 input channels by 16 output channels per step. The first
 convolution of an image model has 3 input channels and often 8 output channels, so most of each step is
-wasted. A row of pixels [W, C] has the same bytes as [W / n, n * C]. So the weights are repeated with a shift
-of one pixel and padded with 0, and each step then computes several output pixels. The sums have the same
-products, so the results are equal. A depthwise convolution with few channels is first converted to a dense
-one.
+wasted. A row of W pixels with C channels has the same bytes as a row of W / n pixels with n * C channels. So
+the weights are repeated n times, each time shifted by one pixel and padded with 0. Each step then computes
+several output pixels. The results are equal, because only products with 0 are added. A depthwise convolution
+with few channels is first converted to a dense one.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class _Fold(NamedTuple):
 
 
 def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
-    """Return an equal model in which convolutions with few channels process groups of pixels, and its plan.
+    """Return an equivalent model and its plan. Convolutions with few channels process groups of pixels.
 
     Args:
         prepared: A float model from `prepare.prepare`.

@@ -142,5 +142,8 @@ def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
 
 
 def scope(graph: SubGraph, operator: Operator) -> str:
-    """Return the text that ai-edge-quantizer matches with an operator: each output name followed by `;`."""
+    """Return the text by which ai-edge-quantizer identifies an operator.
+
+    It contains each output name followed by `;`.
+    """
     return "".join(f"{tensor_name(graph.tensors[index])};" for index in operator.outputs)
