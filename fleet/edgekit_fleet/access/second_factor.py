@@ -134,7 +134,7 @@ def check_factor(session: Session, name: str, code: str, now: float) -> Outcome:
 
     Returns:
         `right`, `wrong`, or `too many` after too many failures. It is `right` if the user has no second
-            factor.
+        factor.
     """
     row = session.get(SecondFactorRow, name, with_for_update=True)
     return "right" if row is None or not row.is_confirmed else _check(row, code, now)

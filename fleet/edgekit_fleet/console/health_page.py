@@ -1,8 +1,8 @@
 """The page of model health: the cost and quality of each version on each device class, over the last day.
 
-A fleet of 100,000 devices reports millions of figures a day, so the page only reads a sample. For each
-version, this is the first devices of each class that reported in its newest hour. The decisions of rollouts
-use all figures.
+A fleet of 100,000 devices reports millions of figures a day, so the page only reads those of a few devices.
+For each version and class, these are the first devices that reported in the version's newest hour. The
+decisions of rollouts use all figures.
 """
 
 import math

@@ -39,7 +39,7 @@ class ReleaseView:
     """A release in the list.
 
     Attributes:
-        models: A dict from model and version, as `digits 1.2.0`, to device classes.
+        models: A dict from a model with its version, such as `digits 1.2.0`, to its device classes.
         bytes: The size of the largest package.
         rollouts: The (name, state) of each rollout, newest first.
     """
@@ -58,8 +58,8 @@ class PackageEvidence:
         score: The score that the packager measured, as text, or empty.
         agreement: The minimum agreement with the previous version.
         deltas: The (start, size in bytes) of each delta. The start is the old version, or eight digits of the
-            old package's digest if the version is unknown. It is empty for a coded file, which needs no old
-            version.
+            old package's digest if the version is unknown. The start is empty for a coded file, which needs
+            no old version.
     """
 
     row: ReleasePackageRow

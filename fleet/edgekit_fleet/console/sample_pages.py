@@ -118,7 +118,10 @@ def stop_order(console: Console, request: Request) -> Response:
 
 
 def switch(console: Console, request: Request) -> Response:
-    """Turn the collection of samples on or off, and set for how many days, at most 3650, they are stored."""
+    """Turn the collection of samples on or off, and set the number of days for which they are stored.
+
+    The number of days is at most 3650.
+    """
     form = request.state.form
     try:
         days = float(form.get("days", ""))

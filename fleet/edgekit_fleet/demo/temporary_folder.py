@@ -1,6 +1,6 @@
-"""A temporary folder that is removed when its owner ends, even if it is killed.
+"""A temporary folder that is removed when the process that created it ends or is killed.
 
-A child process, `python -m ...temporary_folder DESCRIPTOR FOLDER`, waits until the kernel closes the owner's
+A child process, `python -m ...temporary_folder DESCRIPTOR FOLDER`, waits until the kernel closes its parent's
 end of a channel, and then removes the folder.
 """
 

@@ -196,7 +196,7 @@ def find_device(session: Session, name: str) -> DeviceRow:
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """Revoke a device and its unused codes, and return its row.
 
-    From now on, `list_revoked_serials` includes all certificates of the device in the audit log.
+    From now on, `list_revoked_serials` includes all certificates that the audit log lists for the device.
 
     Raises:
         FleetError: There is no such device, or it is already revoked.

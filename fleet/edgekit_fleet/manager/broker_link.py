@@ -121,7 +121,7 @@ class BrokerLink:
         self._on_message(name, payload)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Record that the connection has ended. It is reopened by a task."""
+        """Record that the connection has ended. A task reopens it."""
         self._connection, self._session = None, connection.session
         self._ended.set()
         if not self._outcome.done():

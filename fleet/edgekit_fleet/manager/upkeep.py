@@ -127,7 +127,7 @@ class FigureUpkeep:
         self._begun_at = float("-inf")
 
     def forget_next(self, session: Session, now: float) -> None:
-        """Delete the old figures of the next few devices. Each hour, it starts again with the first device.
+        """Delete the old figures of the next few devices. Every hour, a new pass over all devices begins.
 
         `now` is in seconds since 1970.
         """

@@ -43,7 +43,7 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
 def find_expiries(folder: FleetFolder) -> list[Expiry]:
     """Return everything in a fleet that expires, earliest first.
 
-    The folder of an additional manager has no repository, so its metadata are not included there.
+    In the folder of an additional manager, this does not include the metadata of the repository.
 
     Raises:
         ConfigError: A certificate cannot be read.

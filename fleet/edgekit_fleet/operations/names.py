@@ -13,7 +13,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(kind: str, name: str) -> None:
-    """Check that a name can be used in a path and a URL. `kind`, such as `release`, is used in the error.
+    """Check that a name can be used in a path and a URL.
+
+    `kind` is the kind of object for the error message, such as `release`.
 
     Raises:
         FleetError: The name is malformed, or is an address of the console.

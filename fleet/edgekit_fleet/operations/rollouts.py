@@ -426,8 +426,8 @@ def give_order(
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
     """Return the models that an abort would return from an encrypted version to a plain one.
 
-    It is empty before the end of the rollout. Until then, the plain version is still on the device, and a bad
-    release must be rolled back at once.
+    The result is empty before the end of the rollout. Until then, the plain version is still on the device,
+    and a bad release must be rolled back at once.
     """
     if row.state != "succeeded":
         return []

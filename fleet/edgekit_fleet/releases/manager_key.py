@@ -107,7 +107,7 @@ def check_newest(session: Session, key: ManagerKey) -> None:
 
 
 def read_newest_root(repository: Path) -> str:
-    """Return the newest root of the repository in a folder, as JSON. New devices trust it first.
+    """Return the newest root of the repository in a folder, as JSON. It is the first root of a new device.
 
     Raises:
         PackageError: There is no root, or it cannot be read.

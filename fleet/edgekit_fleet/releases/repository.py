@@ -276,10 +276,10 @@ class TufRepository:
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign metadata again that is past half of its lifetime. Return True if there was any.
+        """Sign metadata again after half of its lifetime. Return True if any was signed.
 
-        This includes metadata with too long a lifetime, but not the root, since its keys may be offline.
-        `read_expiries` tells when the root expires.
+        Metadata with too long a lifetime is signed again as well. The root is not, since its keys may be
+        offline. `read_expiries` tells when it expires.
 
         Args:
             now: The time in seconds since 1970.
@@ -307,7 +307,7 @@ class TufRepository:
             return True
 
     def remove_unused(self, now: float) -> int:
-        """Delete files that no metadata of the last day names, here and in the storage.
+        """Delete files that are not named in the metadata of the last day, here and in the storage.
 
         These are files of withdrawn releases, replaced metadata, and temporary files of killed processes. All
         versions of the root are kept, since devices may need them. Files that are only in the storage are

@@ -9,7 +9,7 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 def list_withdrawn(session: Session, before: float) -> set[str]:
     """Return the paths `CLASS/NAME` of packages and deltas that are only in withdrawn releases.
 
-    A release counts as withdrawn if that was before `before`, in seconds since 1970.
+    A release counts as withdrawn if it was withdrawn before the time `before`, in seconds since 1970.
     """
     statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
     files: dict[bool, set[str]] = {True: set(), False: set()}

@@ -1,1 +1,1 @@
-"""Rollouts: which devices get a release and when, and when and why a rollout stops."""
+"""Rollouts: the order in which devices get a release, and the decisions to continue or stop."""

@@ -48,8 +48,8 @@ _SMALL_FLEET: Final = 10
 def decide(progress: Progress, now: float) -> Decision | None:
     """Return the next decision, or None if there is nothing to decide.
 
-    After an abort, a decision repeats the order to devices that were not rolled back. `now` is in seconds
-    since 1970.
+    After an abort, decisions repeat the order to devices that have not rolled back. `now` is in seconds since
+    1970.
     """
     if progress.state == "aborted":
         return _return_again(progress, now)
@@ -73,8 +73,8 @@ def decide(progress: Progress, now: float) -> Decision | None:
 def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
     """Return True if no more evidence is expected of a device.
 
-    The device has failed or was refused, each of its models has answered enough calls, or it has had the
-    release for `soak_s`. `now` is in seconds since 1970.
+    This is the case if the device has failed or was refused, if each of its models has answered enough calls,
+    or if it has had the release for `soak_s` seconds. `now` is in seconds since 1970.
     """
     if member.state in ("pending", "started"):
         return False
@@ -104,7 +104,7 @@ def is_returning(progress: Progress, now: float) -> bool:
 
 
 def describe_return(stop: Decision, members: Iterable[Member]) -> str:
-    """Return a sentence with the reason of an abort, and the number of devices that were not rolled back."""
+    """Return a sentence with the reason for an abort, and the number of devices that have not rolled back."""
     recalled = [member for member in members if member.returns]
     silent = sum(member.state == "returning" for member in recalled)
     codes = Counter(member.code for member in recalled if member.state not in ("returning", "returned"))

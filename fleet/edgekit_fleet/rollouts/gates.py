@@ -106,8 +106,8 @@ def measure(
             periods. Fewer than 5 are ignored.
 
     Returns:
-        The evidence by name of the gate, larger for worse figures (see `gate_table.Gate`). Gates with unknown
-            figures are not included.
+        A dict from the name of a gate to the evidence, which is larger for worse figures (see
+        `gate_table.Gate`). Gates with unknown figures are not included.
     """
     evidence: dict[str, float] = {}
     for gate in GATES:
@@ -145,7 +145,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateTest:
-    """A test of a release, whether the mean evidence of devices is above a limit.
+    """A test whether the mean evidence of devices is above a limit.
 
     Attributes:
         gate: The gate in `gate_table`.
@@ -187,7 +187,10 @@ class SampleGroup:
     alpha: float
 
     def choose(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the members' values without NaN. `evidence` is float64 [samples], NaN without an answer."""
+        """Return the values of the group's members, without NaN.
+
+        `evidence` is float64 [samples]. It is NaN for a device without an answer.
+        """
         values = evidence[self.members]
         return values[~np.isnan(values)]
 

@@ -40,7 +40,10 @@ class RolloutPages:
         self._logs = RolloutLogs(closing)
 
     def show_all(self, console: Console, request: Request) -> Response:
-        """Return a page of rollouts, newest first. The query may contain a time `before`."""
+        """Return a page of rollouts, newest first.
+
+        The query can contain a time `before`, in seconds since 1970. Then only older rollouts are shown.
+        """
         before = read_number(request.query_params.get("before", ""))
         with console.store.snapshot() as session:
             rows = queries.list_rollout_rows(session, limit=_ROLLOUTS + 1, before=before)

@@ -96,7 +96,7 @@ class PlanView:
 
 
 class PlanPages:
-    """The page of plans. It stays usable while a plan is computed, which takes 2 s for 100,000 devices."""
+    """The page of plans. It stays responsive during the 2 s that a plan for 100,000 devices takes."""
 
     def __init__(self, closing: ExitStack) -> None:
         self._plans: Background[PlanView] = Background(closing)
