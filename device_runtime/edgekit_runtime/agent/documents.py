@@ -353,8 +353,7 @@ class Hello:
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
         reported: sequence of the last report since the device was started, or 0.
         will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the
-            will by this digest, because verifying thousands of signatures at once takes seconds. An agent
-            that ends publishes its will itself.
+            will by this digest, which is faster than to verify its signature.
         instance: random name of this run of the agent. Two alternating names reveal a copy of the device.
         address: the IP address and host name of the device, for display.
         protocol: highest version of the protocol that the device understands.

@@ -206,7 +206,7 @@ def apply_delta(
         size_bytes: size of the package before encryption.
         sha256: expected digest of the file.
         stop: event that stops the work.
-        disk: file operations, which tests replace.
+        disk: file operations.
         encryption: key and header with which to encrypt the package, or None to write it unencrypted.
 
     Raises:

@@ -1,8 +1,7 @@
 """Downloads and installations in a separate process, which ends after the step.
 
-The libraries that verify metadata, apply deltas and read packages (python-tuf, securesystemslib, numpy) need
-at least 20 MB of memory, and an agent uses them for only some seconds a month. The process and the agent
-exchange lines of JSON:
+The libraries for a step, such as python-tuf and numpy, need at least 20 MB of memory, and an agent uses them
+for only some seconds a month. The process and the agent exchange lines of JSON:
 
     agent -> process    the order, and `"stop"` to stop the step
     process -> agent    `StepNews`: twice a second, after 64 KiB, and at the end

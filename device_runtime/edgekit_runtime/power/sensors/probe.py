@@ -1,8 +1,6 @@
 """The common interface of all sensors: a probe returns a number, or None with a reason.
 
-`Probe.read` never raises, since sensors fail in many ways and none of them may stop the service. Examples are
-EIO of an I2C bus, EAGAIN of a sleeping power domain, a temperature of -256 degrees, and a file that
-disappears with its driver.
+`Probe.read` never raises, because a sensor that fails must not stop the service.
 """
 
 import logging

@@ -28,8 +28,7 @@ _READ_PROTECTED: Final = (
 class EnergyCounter:
     """Joules since the first reading, from a counter of microjoules that wraps around at its range.
 
-    More than one wrap-around between two readings is not noticed. A range is tens of kilojoules or more, so
-    with one reading per second this needs a power of tens of kilowatts.
+    More than one wrap-around between two readings is not noticed.
     """
 
     range_uj: int
