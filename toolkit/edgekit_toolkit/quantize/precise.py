@@ -102,7 +102,7 @@ def tail_kernels(nodes: Sequence[OperatorNode], kernels: Sequence[str]) -> froze
 
 
 def unlike_joins(nodes: Sequence[OperatorNode], kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-    """Return the concatenations in `kernels` whose inputs have too different ranges for one scale."""
+    """Return the concatenations in `kernels` whose input ranges differ too much for one scale."""
     joins = (node for node in nodes if node.op.upper() in _JOINS)
     return frozenset(kernels).intersection(
         node.outputs[0] for node in joins if _are_unlike(filter(None, node.inputs), ranges)

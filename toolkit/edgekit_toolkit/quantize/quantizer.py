@@ -45,7 +45,7 @@ class Quantizer(Protocol):
         threads: The number of threads of one inference.
         scheme: The quantization scheme that is fastest in the engine of the target.
         wider: A scheme with more bits that is more accurate but slower, or None.
-        labels: A dict from the kinds of forms without a plan to their names, in the order of the search.
+        labels: The names of the kinds of forms that have no plan, by kind, in the order of the search.
     """
 
     model: Model
@@ -55,7 +55,7 @@ class Quantizer(Protocol):
     labels: Mapping[str, str]
 
     def source_form(self) -> tuple[str, Model]:
-        """Return the label, such as `float32`, and the model of the form with the source's precision."""
+        """Return the label and the model of the form with the precision of the source, such as `float32`."""
 
     def why_no_forms(self) -> str | None:
         """Return why no other forms than the source form can be built, or None if they can."""
@@ -76,7 +76,7 @@ class Quantizer(Protocol):
         """Return the axis of the softmax that computes each output, or None for an output without softmax."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return an array for each output that contains the number of the tensor that each value comes from.
+        """Return an array for each output, which numbers the joined tensor from which each value comes.
 
         The arrays are int64 with the shape of the output for `feeds`. The joined tensors, such as boxes and
         scores, are numbered from 0. The result is None for an output that joins no tensors or cannot be
@@ -115,7 +115,7 @@ class Quantizer(Protocol):
         return tail_kernels(self.operator_nodes(), kernels)
 
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
-        """Return the concatenations in `kernels` whose inputs have too different ranges for one scale."""
+        """Return the concatenations in `kernels` whose input ranges differ too much for one scale."""
         return unlike_joins(self.operator_nodes(), kernels, ranges)
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
@@ -151,7 +151,7 @@ class Quantizer(Protocol):
         """Return the first outputs of the layers that can have int8 weights, in order."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return the factors that equalize channels (maybe none), and the `ranges` after equalization."""
+        """Return the channel factors of equalization, which may be empty, and the ranges after it."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
         """Return a function that builds models of plans with these factors, for measurements only."""
@@ -173,5 +173,5 @@ class Quantizer(Protocol):
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield the noise and saved bytes if only one of `layers` has int8 weights, see `block_noises`."""
+        """Yield the noise and saved bytes of each layer alone with int8 weights, see `block_noises`."""
         return measure_weights(self.build, layers, fidelity, expired)

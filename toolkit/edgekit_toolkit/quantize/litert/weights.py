@@ -2,8 +2,8 @@
 
 The scale of a bias is input scale x weight scale. If the weights of a channel are near 0, for example 1e-30
 after batch normalization was folded into a dead channel, this scale is so small that the bias overflows. For
-example, ai-edge-quantizer 0.10 then stores -2147483648 for a bias of +0.5. For such a channel, a larger
-weight scale loses nothing.
+example, ai-edge-quantizer 0.10 then stores -2147483648 for a bias of +0.5. Such a channel gets a larger
+weight scale, which does not reduce its accuracy.
 """
 
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ def weight_bounds(
 ) -> dict[str, NDArray[np.float32]]:
     """Return a dict from the names of weights to the magnitudes that the largest code must represent.
 
-    A weight is included if its own largest magnitude is too small, because the bias would overflow or the
-    scale would differ from `scales`.
+    By default, this is the largest magnitude of the weight. Only weights that need a larger value are
+    included, because the bias would overflow or the scale would be smaller than in `scales`.
 
     Args:
         model: A float model from `prepare.prepare`.

@@ -1,7 +1,7 @@
 """Writes the forms of a LiteRT model with ai-edge-quantizer.
 
-The types of inputs and outputs do not change, so a static int8 form converts them inside. The ranges are
-given by the form, so the library needs no samples. docs/adr/0010-tflite-quantization.md describes the
+Inputs and outputs keep their types, so a static int8 model converts them to and from int8 itself. The form
+contains the ranges, so the library needs no samples. docs/adr/0010-tflite-quantization.md describes the
 library's limits.
 """
 
@@ -60,7 +60,8 @@ def build(
     """Return the `.tflite` model of a form, or None if the form changes no layer of the model.
 
     Args:
-        prepared: A float model from `prepare.prepare`, compressed if the form says so.
+        prepared: A float model from `prepare.prepare`. If the form has a compression, it is already applied
+            to the model.
         form: The form.
         scales: The scales of compressed weights, see `weight_bounds`.
 

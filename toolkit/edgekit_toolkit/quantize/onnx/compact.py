@@ -111,7 +111,7 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with nodes that compute the bias scales that equal input scale x weight scale.
+    """Return `model` with each bias scale that equals input scale x weight scale computed by a node.
 
     Engines compute these scales when they load the model. `store_parameters` reverts this.
     """

@@ -31,7 +31,7 @@ _MAX_FACTOR = 256.0
 
 
 def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, NDArray[np.float32]]:
-    """Return a dict from convolution outputs to float32 factors [channels] that divide their channels.
+    """Return a dict from convolution outputs to the float32 divisors of their channels, of shape [channels].
 
     An output is included only if its consumers can undo the division. `ranges` contains the range of each
     channel. Outputs without ranges are not changed.

@@ -23,7 +23,7 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return an array for each output that contains the number of the tensor that each value comes from.
+    """Return an array for each output, which numbers the joined tensor from which each value comes.
 
     The arrays are int64 with the shape of the output for `feeds`. The joined tensors are numbered from 0. The
     result is None for an output that joins no tensors, or if onnxruntime cannot run the modified model.

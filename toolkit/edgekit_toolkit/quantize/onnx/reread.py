@@ -1,7 +1,7 @@
-"""Replaces operators by other scales and zero points for the same codes, at no cost.
+"""Replaces operators by a different scale and zero point for the same codes, which takes no time.
 
-The scale of the kernel is increased if that makes the result exact. It is increased by up to 1/8 for a whole
-number of steps, and by up to 1/4 to cover the sloped part of a hard sigmoid.
+If necessary, the scale of the kernel is increased to make the result exact. It is increased by up to 1/8 so
+that a shift is a whole number of steps, or by up to 1/4 to cover the sloped part of a hard sigmoid.
 """
 
 import math
@@ -59,8 +59,8 @@ def reread_shifted(params: QuantizationParams, factor: float, shift: float) -> R
 def reread_hard_sigmoid(params: QuantizationParams, alpha: float, beta: float) -> Reread | None:
     """Return parameters with which the codes of x represent clip(alpha * x + beta, 0, 1), or None.
 
-    Where the result is between 0 and 1, it is alpha * x + beta. Other codes are clipped. The result is None
-    if no scale close to that of x has codes at both ends.
+    Codes are clipped to the sloped part, where the result is alpha * x + beta. None is returned if no scale
+    close to that of x has a code at each end of this part.
 
     Args:
         params: The uint8 parameters of x.

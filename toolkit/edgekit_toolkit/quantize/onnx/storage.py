@@ -149,7 +149,7 @@ def int8_weights(
             them.
 
     Returns:
-        The model, or None if it has no such product or its opset has no scale per channel.
+        The model, or None if it has no such product or its opset does not support scales per channel.
     """
     if opset(model) < OPSET_INT8:
         return None
@@ -259,7 +259,7 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Convolutions are not changed.
 
     Returns:
-        The model, or None if onnxruntime quantizes no Gemm, MatMul or LSTM of it.
+        The model, or None if it has no Gemm, MatMul or LSTM that onnxruntime can quantize.
 
     Raises:
         BackendError: onnxruntime's quantizer fails on the model.
