@@ -1,6 +1,6 @@
 """The state of a connection that was lent to a worker, stored in memory shared with the service.
 
-The worker may die at any time, so it writes each state before it acts on it.
+The worker may crash at any time, so it writes each new state before it continues.
 """
 
 from typing import Final
@@ -15,8 +15,8 @@ class Lease:
     """A byte in shared memory that holds the state of one connection.
 
     Attributes:
-        states: One byte for each connection: `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`. Written directly,
-            since a method call would double the cost.
+        states: The states of all connections: `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`, one byte each.
+        index: The index of this connection in `states`.
     """
 
     __slots__ = ("index", "states")

@@ -72,7 +72,7 @@ def find_client(connected: socket.socket) -> str:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Listen at `path`, for the service's user and group. A stale socket there is replaced.
+    """Listen at `path`, for clients of the service's user and group. A stale socket is replaced.
 
     Raises:
         TransportError: Another service listens there, the path is a file other than a socket, or the folder
@@ -122,7 +122,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def inherit_listeners() -> list[socket.socket]:
-    """Return the listening Unix sockets that systemd opened for this process. Further calls return none.
+    """Return the listening Unix sockets that systemd opened for this process. Further calls return [].
 
     Source: sd_listen_fds(3).
     """

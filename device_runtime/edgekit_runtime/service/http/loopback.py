@@ -1,7 +1,7 @@
 """HTTP requests from inside the service, over socket pairs.
 
-Workers accept connections, not calls. To call an isolated model, the service therefore opens a connection to
-itself and lends it to the model's process, like a client's connection.
+An isolated model can only be called over a connection. The service therefore opens a connection to itself and
+lends it to the model's process, like the connection of a client.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _Pair: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Loopback:
-    """A client inside the server's process. The server treats it as local, or as a client with `address`."""
+    """A client inside the server's process. It counts as a local client unless `is_local` is False."""
 
     def __init__(self, server: HttpServer, *, is_local: bool = True, address: str = "") -> None:
         self._server, self._is_local, self._address = server, is_local, address

@@ -17,7 +17,7 @@ _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x8
 
 
 class SizedBody:
-    """A body of known length, in memory that is aligned for the first tensor."""
+    """A body of known length. Its memory is aligned for the first tensor."""
 
     __slots__ = ("data", "received_bytes")
 
@@ -59,7 +59,7 @@ class ChunkedBody:
         return memoryview(self._content)
 
     def receive_data(self, data: bytes) -> bytes:
-        """Parse `data` and return the unused rest, which is an incomplete line or follows the body.
+        """Parse `data` and return the unused bytes: an incomplete line, or the bytes after the body.
 
         Raises:
             RequestError: The body is malformed or too long.

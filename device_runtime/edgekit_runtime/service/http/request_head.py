@@ -61,12 +61,12 @@ class RequestHead:
         authorization: The `Authorization` header, or None.
         is_from_page: Whether a web page of another origin sent the request, see `is_from_page`.
         has_foreign_host: Whether the host is a public name, see `is_foreign_host`.
-        is_plain: Whether a response is sent unchanged. False for HTTP 1.0, `HEAD` and the last request of a
-            connection.
+        is_plain: Whether the response needs no changes. False for HTTP 1.0, `HEAD`, and the last request of
+            a connection.
         data: The bytes of the head, or empty if it is too long to cache.
-        request_bytes: The length of head and body if a client may send both at once, else -1.
+        request_bytes: The length of head and body, or -1 if they cannot arrive together.
         route: The handler for all requests with this head, or None before the first one was routed.
-        clearance: Requests with this head need no screening while this equals the server's `clearance`.
+        clearance: If equal to `HttpServer.clearance`, requests with this head need no screening.
     """
 
     __slots__ = (
@@ -229,8 +229,8 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
 def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
     """Return whether a web page of another origin sent a request, for example by a script or an `<img>`.
 
-    `Origin` is not enough, since requests for an `<img>` do not have it. A document that the user opens by a
-    link or by its address is allowed, since other pages cannot read it.
+    Requests for an `<img>` have no `Origin` header, so other headers are checked too. Documents that the user
+    opens are allowed, since other pages cannot read them.
     """
     is_opened = fields.get(b"sec-fetch-dest") == b"document"
     is_elsewhere = fields.get(b"sec-fetch-site") in (b"cross-site", b"same-site")

@@ -49,15 +49,15 @@ class RequestParser:
         self.unread = self.unread + data if self.unread else data
 
     def get_buffer(self) -> memoryview | None:
-        """Return the memory to receive into, or None if received bytes must be passed to `receive_data`.
+        """Return the buffer for the next bytes, or None if they must be passed to `receive_data`.
 
-        Only a body of known length has such memory, as in `asyncio.BufferedProtocol`.
+        Only a body of known length has a buffer. See `asyncio.BufferedProtocol`.
         """
         body = self._body
         return body.data[body.received_bytes :] if isinstance(body, SizedBody) else None
 
     def buffer_updated(self, count_bytes: int) -> None:
-        """Record that `count_bytes` were written to the memory from `get_buffer`."""
+        """Record that `count_bytes` were written to the buffer from `get_buffer`."""
         if isinstance(self._body, SizedBody):
             self._body.received_bytes += count_bytes
 
@@ -68,7 +68,7 @@ class RequestParser:
         self.unread = b""
 
     def next_event(self) -> Event | None:
-        """Return a head, then its request, or None if more bytes are needed.
+        """Return the next head or request, or None if more bytes are needed.
 
         Raises:
             RequestError: The request is malformed or exceeds a limit. The start of the next request is then

@@ -28,10 +28,9 @@ def make_head(
 
 
 def make_date_line() -> bytes:
-    """Return the `Date` header with a line ending before and after it.
+    """Return the `Date` header (RFC 9110, 6.6.1) with a line ending before and after it.
 
-    Cached response heads do not have this header (RFC 9110, 6.6.1). When they are sent, it replaces their
-    first line ending.
+    When a response head is sent, this line replaces the first line ending of the head.
     """
     return time.strftime("\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime()).encode("ascii")
 
@@ -63,7 +62,7 @@ def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) ->
 
 
 class LoginError(RequestError):
-    """A browser requested a page without the token. The response makes the browser ask the user for it."""
+    """A browser requested a page without the token. The response makes the browser prompt the user."""
 
 
 class MethodError(RequestError):

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServedConnection(Protocol):
-    """What the server needs from a connection, which may be a `Connection` or use another protocol."""
+    """The interface of a connection for the server. It is independent of the protocol."""
 
     is_local: bool
     deadline_tick: int
@@ -148,12 +148,12 @@ class HttpServer:
         self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines) if is_needed else None
 
     def lend(self, *, is_local: bool) -> None:
-        """Count a released connection, which will later come back or end elsewhere."""
+        """Count a released connection until `take_back` is called."""
         self.lent += 1
         self._counts[is_local] += 1
 
     def take_back(self, *, is_local: bool) -> None:
-        """Stop counting a lent connection, which has come back or ended."""
+        """Stop counting a lent connection that was returned or closed."""
         self.lent -= 1
         self._counts[is_local] -= 1
         self._check_drained()

@@ -1,4 +1,4 @@
-"""TLS in front of the HTTP server. Decrypted bytes pass through a socket pair, as if a client had sent them.
+"""TLS in front of the HTTP server. Decrypted bytes reach the server through a socket pair.
 
 The HTTP server therefore needs no TLS code, and an encrypted connection can be lent to a worker like any
 other. The cost is one copy and two system calls in each direction. Clients that need speed can use the Unix
@@ -67,7 +67,7 @@ class TlsListener:
         http.listen(listener, self._accept)
 
     def close(self) -> None:
-        """Cancel unfinished handshakes. Established connections continue."""
+        """Cancel unfinished handshakes. Established connections stay open."""
         for task in list(self._handshakes):
             task.cancel()
 

@@ -113,7 +113,7 @@ class Catalogue:
         """Return a version of a model, or its default version if `version` is None.
 
         Raises:
-            EvictedError: The model was unloaded for others, see `Registry.wait_for`.
+            EvictedError: The model is not in memory, see `Registry.wait_for`.
             RequestError: The model or version does not exist or is not ready.
         """
         model = self.by_name.get(name)
@@ -158,7 +158,7 @@ class Catalogue:
         return lines
 
     def is_ready(self) -> bool:
-        """Return whether each model is ready, loads on its next request, or was unloaded by a request."""
+        """Return whether the models are listed, and none is unavailable or loading for the first time."""
         return self.is_listed and all(
             model.default is not None or model.is_evicted or model.state == "UNLOADED"
             for model in self.by_name.values()

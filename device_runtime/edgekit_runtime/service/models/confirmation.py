@@ -1,6 +1,6 @@
-"""Confirms loaded versions in the slots after they have served for a while.
+"""Records in the slots that a loaded version works, after it has served for some time.
 
-The delay is needed because a faulty version crashes only with the first requests.
+The delay is needed because some faulty versions crash only when they serve requests.
 """
 
 import asyncio

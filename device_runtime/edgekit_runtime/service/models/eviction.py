@@ -41,11 +41,10 @@ def choose_evictions(
         loaded: All models in memory.
         needed_bytes: The memory of the model to load, at least 0.
         cap_bytes: The memory cap of all models together.
-        retry_after_s: The seconds after which to retry, for an error that only busy models cause.
+        retry_after_s: The seconds after which a client should retry if only busy models prevent the load.
 
     Raises:
-        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load. If only
-            busy models prevent it, `retry_after_s` is set.
+        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load.
     """
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:

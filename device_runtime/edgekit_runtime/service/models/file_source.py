@@ -32,13 +32,13 @@ _logger = logging.getLogger(__name__)
 class PackageFiles(Source):
     """A `Source` of package files, and of folders whose packages are listed again at each access.
 
-    Of the packages in `tails`, only the tails are served: submodels that a server runs for devices. The name
+    Tails are submodels that a server runs for devices. Packages in `tails` serve only their tails. The name
     of a tail contains its digest, so tails of several versions can be served at the same time.
 
     Listing reads the name and version of a package without verification. Opening verifies the whole package.
     After a version was opened, older versions are refused until the service restarts. This prevents rollback
-    attacks, because old packages have valid signatures too. It does not apply to versions that the policy
-    names, or after the newer version was rejected.
+    attacks with old packages, whose signatures are valid too. Older versions are allowed if the policy names
+    them, or after the newer version was rejected.
     """
 
     def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:

@@ -1,7 +1,7 @@
 """Opens, drains and frees versions of models.
 
-Each package is read, and each session is opened or closed, on a new thread, so a model that hangs does not
-delay others. Listing models and recording results share one thread. Everything else runs on the event loop.
+Reading a package and opening or closing a session run on a new thread, so a model that hangs does not delay
+others. Listing models and recording results share one thread. Everything else runs on the event loop.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Lifecycle:
         Args:
             name: The name of the model.
             options: The options of the model.
-            beside: The version in use if the new version will be on trial beside it.
+            beside: The version in use if the new version is opened for a trial, else None.
         """
         load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)

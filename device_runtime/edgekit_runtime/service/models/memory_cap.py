@@ -1,4 +1,4 @@
-"""Enforces one memory cap for all models: plans loads, and unloads other models to make room."""
+"""Enforces one memory cap for all models. It plans loads, and unloads other models to make room."""
 
 import asyncio
 import contextlib

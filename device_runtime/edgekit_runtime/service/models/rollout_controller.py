@@ -42,9 +42,8 @@ class RolloutController:
         """Start a trial of the newest version. The caller holds the lock of `model`.
 
         Returns:
-            False if there is nothing to try, because no version is in use or none is newer. Otherwise True.
-            If the source rejected the newest version, the result is True too, and `model.failed` states the
-            reason.
+            True if a trial was started, or if the source rejected the newest version. In the second case,
+            `model.failed` states the reason. False if no version is in use or no newer version exists.
 
         Raises:
             EdgekitError: The new version cannot be opened now, or its outputs cannot be compared. The version

@@ -39,7 +39,7 @@ class InstalledModels(Source):
         return self._slots.models()
 
     def find(self, name: str, policy: VersionPolicy) -> Sequence[Servable]:
-        """Return the versions in `policy.specific`, or the active version if it is empty."""
+        """Return the versions in `policy.specific`. If there are none, return the active version."""
         servables = []
         for version in policy.ordered() or (None,):
             candidates = self._slots.list_candidates(name, version, counted=self._begun)
@@ -69,7 +69,7 @@ class InstalledModels(Source):
         return None if current is None or current.health != UNPROVEN else current.trial or None
 
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
-        """Open the versions in `policy.specific`, or the version that the slots choose if it is empty.
+        """Open the versions in `policy.specific`. If there are none, open the version that the slots choose.
 
         The slots count each start. If a version in `policy.specific` fails, its error is raised. If the
         version that the slots chose fails, it is rejected, and the slots choose another one.
@@ -111,7 +111,7 @@ class InstalledModels(Source):
         """Record that a version failed.
 
         Returns:
-            True if there is another version to open. Its start is counted already.
+            True if the slots chose another version to open, and counted its start.
         """
         choice = self._reject(name, version, reason)
         if choice is None:

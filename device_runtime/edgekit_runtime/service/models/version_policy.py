@@ -66,12 +66,15 @@ class VersionPolicy:
 
 
 def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder) -> SwapOrder:
-    """Return the order of a swap: `availability` loads first, `resource` unloads first.
+    """Return the order of a swap.
 
     Args:
         needed_bytes: The memory that the new version needs.
         available_bytes: The free memory of the machine while the old version is loaded.
         configured: The configured order. `auto` chooses the order by the memory.
+
+    Returns:
+        `availability` to load the new version first, or `resource` to unload the old version first.
     """
     if configured != "auto":
         return configured

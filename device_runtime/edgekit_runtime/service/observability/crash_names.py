@@ -9,7 +9,7 @@ _Result = TypeVar("_Result")
 
 
 def name_frame(function: Callable[_Parameters, _Result], name: str) -> Callable[_Parameters, _Result]:
-    """Return a copy of `function` with another name. Calling the copy is equally fast.
+    """Return a copy of `function` with another name. Calls of both take the same time.
 
     At a crash such as SIGSEGV, `faulthandler` prints only function names. The new name shows what was
     running.

@@ -63,7 +63,7 @@ class Histogram:
 
 
 class RunCount:
-    """The number and durations of the engine runs that have the same number of calls and rows.
+    """Counts engine runs that have the same number of calls and rows, and adds up their durations.
 
     Attributes:
         merge_s: The total time in seconds to merge calls into batches.
@@ -93,9 +93,9 @@ class LaneMetrics:
         compute: Seconds in the engine, per call. Each call in a batch counts the time of the whole batch.
         total: Seconds from the arrival of a call to its answer, for calls that ran.
         cached: Seconds from the arrival of a call to its answer, for calls answered from the response cache.
-        runs: A dict from numbers of calls and rows to the `RunCount` of runs with these numbers. If the first
-            dimension of the model is fixed, each call has one row. After `MAX_KINDS` entries, the numbers of
-            new entries are rounded down to powers of 2.
+        runs: A dict from (calls, rows) to the `RunCount` of the runs with this number of calls and rows. If
+            the first dimension of the model is fixed, each call has one row. If there are many entries, the
+            numbers in new keys are rounded down to powers of 2.
         succeeded: The number of calls that ran and returned outputs.
         rows: The number of rows in these calls.
         failed: The number of calls that ran and returned an error.
@@ -180,7 +180,7 @@ class LaneMetrics:
     def note_success(
         self, queue_s: float, compute_s: float, total_s: float, now_s: float, rows: int = 1
     ) -> None:
-        """Count a successful call that waited before it ran. The class describes the durations."""
+        """Count a successful call that waited before it ran. See `queue`, `compute` and `total`."""
         self.queue.observe(queue_s)
         self.compute.observe(compute_s)
         self.total.observe(total_s)
@@ -213,8 +213,8 @@ class ServiceMetrics:
 
     Attributes:
         swaps: A dict from (model, outcome) to the number of version changes with this outcome.
-        energy_j: A dict from (model,) to the measured joules above idle since the start.
-        request_energy_j: A dict from (model, version) to the measured mean joules per request above idle.
+        energy_j: A dict from (model,) to the energy since the start in joules, without the idle energy.
+        request_energy_j: A dict from (model, version) to the mean of this energy per request.
         power_w: A dict from (sensor,) to the latest power in watts.
         temperature_c: A dict from (zone,) to the latest temperature in degrees Celsius.
         device: A dict from metric names to values, for all other measurements of the device.

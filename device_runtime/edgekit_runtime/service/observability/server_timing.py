@@ -81,14 +81,14 @@ class UtilizationMeter:
         self._own: dict[int, float] = {}  # asker -> its share of the calls in the window before
 
     def note(self, asker: int, compute_s: float) -> None:
-        """Count a call of the client `asker`. `compute_s` may be the time of the whole batch of the call."""
+        """Count a call of the client `asker` that ran in a batch of `compute_s` seconds."""
         self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
         """Return the utilization by clients other than `asker`, from 0 to 1.
 
-        The time that `asker` uses is excluded, so the only client of a service gets 0. The utilization is
-        averaged over the time between two measurements, at least 0.25 s.
+        The time that `asker` uses is excluded, so the only client of a service gets 0. The result is
+        the mean over the latest complete period of at least 0.25 s.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s

@@ -43,8 +43,8 @@ class TracebackLimiter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the handler should write the record. Records without a traceback are always written.
 
-        If equal records were suppressed before, this method writes a copy of the record with their number and
-        returns False.
+        If equal records were suppressed before, this method itself writes the record, with the number of
+        suppressed records, and returns False.
         """
         error = record.exc_info[1] if record.exc_info else None
         if error is None:

@@ -2,7 +2,7 @@
 
 If the first dimension of a model is free, inferences and batch sizes are counted in rows. Everything else is
 counted in calls, so a call with several rows is one success. Answers from the response cache count as
-successes and as queued for 0 s. They do not count as inferences, nor in the times of the engine.
+successes with a queue time of 0 s. They do not count as inferences and have no compute time.
 
 Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
 """

@@ -1,9 +1,9 @@
 """Memory that clients share with the service. Clients register a region once and then name it in requests.
 
 A memfd is mapped into memory. It must be sealed against shrinking, because reading beyond the end of a mapped
-file crashes the process. Huge pages are refused, because reading a hole in such a file also crashes the
-process when no huge pages are free. Holes in ordinary memory are filled with zeros. POSIX segments cannot be
-sealed, so they are not mapped. They are read and written with system calls, which report a shrunk file.
+file crashes the process. It must not have huge pages, because reading an unallocated page crashes the process
+when no huge pages are free. POSIX segments cannot be sealed, so they are not mapped. They are read and
+written with system calls, which report an error if the file was shrunk.
 """
 
 import fcntl
@@ -143,7 +143,7 @@ class Regions:
 
     @property
     def allows_posix(self) -> bool:
-        """Whether clients may register POSIX segments by name."""
+        """Whether clients may register POSIX segments."""
         return self._limits.allows_posix
 
     def __iter__(self) -> Iterator[Region]:
@@ -180,8 +180,8 @@ class Regions:
             owner: The process that sent the memfd.
 
         Raises:
-            RequestError: The name is in use, a limit is exceeded, or the file is not a memfd, is not sealed
-                against shrinking, has huge pages or is too small.
+            RequestError: The name is in use, a limit is exceeded, or the memfd is invalid. It must be sealed
+                against shrinking, must not have huge pages, and must contain the region.
             UnavailableError: The system has not enough memory to map the file.
         """
         previous = self._regions.get(name)
