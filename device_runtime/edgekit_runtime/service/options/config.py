@@ -207,8 +207,8 @@ def read_config(path: Path) -> ServiceConfig:
     """Return the configuration in the TOML file at `path`.
 
     Raises:
-        ConfigError: The file cannot be read or is not TOML, a value is unknown, has a wrong type or is
-            unsafe, or `power` sets a limit although no model has a governor.
+        ConfigError: The file cannot be read, is not TOML, or contains an unknown key or an invalid value.
+            This includes a limit in `power` if no model has a governor.
     """
     names = [field.name for field in dataclasses.fields(ServiceConfig)]
     try:

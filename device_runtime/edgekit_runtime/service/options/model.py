@@ -33,9 +33,9 @@ class SchedulingLimits:
         levels: The number of priority levels.
         default_level: The priority level of calls that do not state one.
         max_passes: How many batches of other levels may run before a waiting level gets its turn.
-        short_s: Models with shorter runs run on the event loop. 0 disables this.
-        max_run_s: The time limit of a run per call in its batch. A longer run is stopped, and its calls are
-            refused. 0 means no limit.
+        short_s: Models whose runs take less time than this run on the event loop. 0 disables this.
+        max_run_s: The time limit of a run with one call. For a batch, it is multiplied by the number of calls.
+            A longer run is stopped, and its calls are refused. 0 means no limit.
 
     Raises:
         ValueError: A field is out of range.
@@ -91,7 +91,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorOptions:
-    """The settings of a model that the governor may change to keep the limits of the device.
+    """The settings of a model that the governor may change to keep the device within its limits.
 
     Attributes:
         deadline_ms: The limit of the 99th percentile of the time from arrival to response, or None.

@@ -20,16 +20,15 @@ class Gates:
             compared answers, the candidate is not promoted.
         max_extra_errors: How much the candidate's share of failed answers may exceed the current version's
             share, 0 to 1.
-        max_p50_ratio: The limit of the median latency ratio of the candidate to the current version, over
-            runs with equal inputs.
-        max_p99_ratio: The limit of the candidate's 99th percentile of latency, divided by the current
-            version's.
-        max_energy_ratio: The limit of the candidate's median energy per request, divided by the current
-            version's. It has no effect if energy is not measured.
+        max_p50_ratio: The limit of the candidate's latency divided by the current version's latency, as the
+            median over runs with equal inputs.
+        max_p99_ratio: The limit of the same ratio for the 99th percentiles of the latencies.
+        max_energy_ratio: The limit of the same ratio for the median energies per request. It has no effect
+            if energy is not measured.
         error_burst: The number of consecutive failed calls after which the candidate is rolled back at once.
         min_samples: The number of calls that the candidate must answer before it can be promoted.
         max_duration_s: The maximum duration of the trial. After it, the trial is decided.
-        alpha: The probability of a wrong rollback, and of a wrong promotion.
+        alpha: The maximum probability of a wrong rollback, and of a wrong promotion.
 
     Raises:
         ValueError: A value is out of range.
@@ -58,8 +57,8 @@ class CanaryOptions:
 
     Attributes:
         share: The share of the calls that the candidate answers, more than 0 and at most 1.
-        compared_share: The share of the candidate's calls that both versions run again for comparison (see
-            `PairedRuns`), more than 0 and at most 1.
+        compared_share: The share of the candidate's calls that are compared, more than 0 and at most 1. Both
+            versions run such a call again (see `PairedRuns`).
         retry: Whether the version in use answers the calls on which the candidate failed.
         comparison: How answers are compared, or None to choose by the model.
 

@@ -30,8 +30,8 @@ class Comparison:
     """The method by which the answers of two versions are compared.
 
     Attributes:
-        name: `agreement` compares the best class of the first output, or the labels and boxes of an answer.
-            `similarity` measures the relative difference.
+        name: `agreement` compares the best classes, or the labels and boxes of decoded answers.
+            `similarity` compares the values of the outputs.
         reason: Why this method was chosen.
         is_guess: Whether the method was guessed from the shape of the first output.
     """

@@ -1,7 +1,7 @@
 """Decides whether a candidate is promoted, rolled back or observed further.
 
-The decision uses only observations and gates. `canary_lane` and `shadow_lane` observe, and the rollout
-controller acts. `judge` may be called any number of times. If a candidate keeps all limits, the gates roll it
+`canary_lane` and `shadow_lane` collect the observations, and the rollout controller applies the verdict.
+`judge` may be called any number of times. If a candidate keeps all limits, the gates roll it
 back with a probability of at most `Gates.alpha`. If a candidate misses a limit, it is promoted before the
 time limit with a probability of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and
 docs/explanation/canary.md for measurements.
@@ -47,10 +47,10 @@ class PairedLatency:
     Attributes:
         ratio: The candidate's latency divided by the current version's latency.
         current: The latency of the current version in seconds.
-        candidate_slow: The number of pairs in which only the candidate was slow. Its run is slow if it takes
-            longer than `max_p99_ratio` times the 99th percentile of the current version so far.
-        current_slow: The number of pairs in which only the current version was slow. Its run is slow if it
-            takes longer than this percentile.
+        candidate_slow: The number of pairs in which only the candidate was slow. It is slow if it takes
+            longer than `max_p99_ratio` times the current version's 99th percentile so far.
+        current_slow: The number of pairs in which only the current version was slow. It is slow if it takes
+            longer than its own 99th percentile so far.
     """
 
     ratio: LogHistogram = field(default_factory=LogHistogram)
@@ -147,11 +147,11 @@ class _Finding:
 def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
-    NaN, infinity or a burst of errors causes a rollback at once. Otherwise, the candidate is rolled back when
-    a gate is proved to be missed, and promoted when all gates are proved to be kept.
+    NaN, infinity or a burst of errors causes an immediate rollback. Otherwise, the candidate is rolled back
+    when the tests show that it misses a gate, and promoted when they show that it keeps all gates.
 
-    After `max_duration_s`, a candidate with too few answers or undecided agreement is rolled back. Undecided
-    errors pass if the measured error rate is within the limit. Undecided latency and energy pass.
+    After `max_duration_s`, the candidate is rolled back if it has too few answers, if the agreement is
+    undecided, or if the measured error rate exceeds its limit. Otherwise, it is promoted.
     """
     at_once = _find_at_once(observed, gates)
     if at_once is not None:

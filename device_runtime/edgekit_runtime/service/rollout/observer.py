@@ -127,9 +127,9 @@ class Observer:
         """Return the observations for the `/v2` statistics. Means without values are None.
 
         `verdict` is `promote`, `rollback` (with `gate` and `reason`) or `continue` (with the `undecided`
-        gates). `compared` is the number of pairs, `agreement` their mean agreement, and `latency_ratio_p50`
-        their median ratio of the candidate's latency to the current version's. `current` and `candidate`
-        contain counts and quantiles of latency and energy.
+        gates). `compared` is the number of pairs. `agreement` is the mean agreement, and `latency_ratio_p50`
+        is the median of the candidate's latency divided by the current version's latency. `current` and
+        `candidate` contain counts and quantiles of latency and energy.
         """
         observed = self.observed
         verdict = self.verdict or judge(observed, self._gates)
@@ -150,7 +150,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Return False if a queue, a deadline or a closed lane caused a failed answer, and not the model."""
+    """Return whether the model caused a failure, and not a queue, a deadline or a closed lane."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

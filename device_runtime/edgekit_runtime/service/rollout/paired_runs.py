@@ -2,7 +2,7 @@
 
 The calls of a canary alone do not show which version is slower, because queues, caches and other work differ
 from call to call. Here, both versions run on one thread in random order, one directly after the other, so
-that disturbances affect both equally. Clients do not wait for these runs, and they do not count as requests.
+that disturbances affect both equally. The runs delay no client and do not count as requests.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """A shadow: the current version answers, and the candidate runs on copies of calls when the service is idle.
 
-Real calls come first. The candidate runs only if few real calls are running and none was answered just
-before. Large inputs are not copied, and copies that wait too long are dropped. Under steady load nothing is
-compared, so use a `CanaryLane` there. To compare answers and latency, both versions run again on the copied
-inputs. The candidate's own lane should run it on a thread, so that it does not delay new calls. Answers from
-the cache are not counted.
+Real calls come first. The candidate runs only if few real calls are running and the last answer was some
+time ago. Large inputs are not copied, and copies that wait too long are dropped. Under steady load, nothing
+is compared. Use a `CanaryLane` in this case. To compare answers and latency, both versions run again on the
+copied inputs. The candidate's own lane should run it on a thread, so that it does not delay new calls.
+Answers from the cache are not counted.
 """
 
 import time

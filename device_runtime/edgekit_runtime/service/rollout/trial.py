@@ -105,8 +105,8 @@ class _LocalTrialRunner:
 def find_difference(current: Manifest, candidate: Manifest) -> str | None:
     """Return the first difference that prevents two versions from sharing calls, or None.
 
-    The version in use prepares and decodes the calls of both. So tensors, states, preprocessing, labels and
-    task must be equal. The text states the value of the candidate first.
+    The version in use prepares the inputs and decodes the outputs of both. Both must therefore have the same
+    tensors, states, preprocessing, labels and task. The text states the candidate's value first.
     """
     old_parts, new_parts = _describe_parts(current), _describe_parts(candidate)
     return next(

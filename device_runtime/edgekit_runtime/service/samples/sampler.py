@@ -1,6 +1,6 @@
 """Stores requests of one model as samples.
 
-The event loop calls `ModelSampler.note` for each request, which copies a random selection of the requests.
+The event loop calls `ModelSampler.note` for each request. This method copies randomly selected requests.
 The thread of `Writer` evaluates the triggers of each copy, and encrypts and stores the matching ones. Then it
 reports the result to the event loop, which adjusts the selection.
 """

@@ -1,8 +1,7 @@
-"""Runs several calls in one batch: which calls match, how inputs are merged, and how outputs are split.
+"""Runs several calls in one batch. Finds matching calls, merges their inputs and splits the outputs.
 
-No row of a batch may affect the outputs of other rows. So batching requires that the first dimension of all
-inputs and outputs is free, and that a test (`rows_are_independent`) or the owner of the model says that rows
-are independent.
+No row of a batch may affect the outputs of other rows. The first dimension of all inputs and outputs must be
+free, and a test (`rows_are_independent`) or the owner of the model must confirm that rows are independent.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -43,11 +42,11 @@ class BatchResult:
     Attributes:
         answers: The outputs or the error of each call, in the order of the calls.
         began_s: The start time, on the clock of the batch.
-        merge_s: The seconds spent on merging the inputs, or on the preparation of a call with `work`.
+        merge_s: The seconds spent on merging the inputs, or on preparing the inputs in `Call.work`.
         infer_s: The seconds spent in the engine.
-        split_s: The seconds spent on splitting the outputs, or on the decoding of a call with `work`.
+        split_s: The seconds spent on splitting the outputs, or on decoding the outputs in `Call.work`.
         is_apart: Whether the batch failed and its calls then ran one by one.
-        is_refused: Whether the `work` of a call ended before the engine ran, because the inputs are wrong or
+        is_refused: Whether `Call.work` ended before the engine ran, because the inputs are wrong or
             the run was stopped.
     """
 
@@ -72,8 +71,7 @@ class Batch:
         ran: The result of the run. It is set when `run` ends.
         stop_error: The error with which the calls are answered after a stop, or None.
         stops: How often `stop` was called.
-        is_abandoned: Whether the run could not be stopped, so that its calls were answered while it
-            continues.
+        is_abandoned: Whether the calls were answered with an error although the run could not be stopped.
     """
 
     __slots__ = (
