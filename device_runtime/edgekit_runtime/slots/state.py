@@ -43,8 +43,8 @@ class Installed(Record):
     Attributes:
         version: The version in the manifest.
         sha256: The digest of the manifest as 64 lower-case hexadecimal digits.
-        health: `unproven` until the first confirmation, then `healthy`, or `rejected`.
-        begun: The number of starts since the installation, while the version is unproven.
+        health: `unproven` before the first confirmation, `healthy` after it, or `rejected`.
+        begun: The number of starts without a confirmation.
         trial: How a service tests the unproven version: `shadow`, `canary`, or empty for the default of the
             service.
         encrypted: Whether the package file is encrypted.

@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The result of an installation, with the new `state`. `active` is True if the version is now current."""
+    """The new `state` after an installation. `active` is True if the version is now current."""
 
     model: str
     version: str

@@ -47,7 +47,7 @@ class Permissions:
 def find_previous(state: ModelState) -> Installed | None:
     """Return the package that becomes current if the current one is rejected, or None.
 
-    This is a healthy spare package, else the factory package, else an unproven spare package.
+    A healthy spare package is preferred to the factory package, which is preferred to an unproven one.
     """
     if state.current is state.factory:
         return None  # there is nothing behind it
@@ -159,9 +159,8 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: Another factory package is installed, the version was rejected, or it is known with another
-            digest. Also raised if `new` is not encrypted, an installed package is, and `allowed.plain` is
-            False.
+        SlotError: Another factory package is installed, or the version was rejected or has another digest.
+            Also raised if only `new` is not encrypted and `allowed.plain` is False.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)
@@ -180,12 +179,11 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
 def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     """Return the state with `new` as the active version. It is unproven unless it was confirmed before.
 
-    The other slot keeps a healthy version or, without one, an unproven version.
+    The other slot keeps a healthy version or, if there is none, an unproven version.
 
     Raises:
-        SlotError: The version is known with another digest. Unless `allowed` permits it, also raised if
-            another version is pinned, if `new` was rejected or is older than the current version, or if `new`
-            is not encrypted and an installed package is.
+        SlotError: The same version has another digest, or `allowed` does not permit this change. See
+            `Permissions`.
     """
     _check_content(state, new)
     _check_allowed(state, new, allowed)

@@ -136,11 +136,11 @@ class LogHistogram:
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return the confidence interval of the true quantile. An end that is not yet known is 0 or infinite.
+        """Return the confidence interval of the true quantile. Unknown bounds are 0 and infinity.
 
         Args:
             quantile: The quantile, between 0 and 1 (exclusive).
-            alpha: The probability that the true quantile is ever outside.
+            alpha: The probability that the true quantile is ever outside the interval.
         """
         if not self.count:
             return 0.0, math.inf

@@ -49,7 +49,7 @@ def child_environment() -> dict[str, str]:
 
 
 def describe_end(exit_code: int) -> str:
-    """Return how a process ended, such as `with exit code 3` or `by SIGSEGV`, for messages.
+    """Return a text such as `with exit code 3` or `by SIGSEGV`, for a message after the word "ended".
 
     Args:
         exit_code: The exit code, or the negative number of a signal.
@@ -81,7 +81,7 @@ def run_program(
         argv: The path or name of the program, and its arguments.
         sent: The standard input, in parts.
         limit_s: The time after which the program is killed.
-        max_output_bytes: The maximum size of the returned output. Of a longer output, only the end is
+        max_output_bytes: The maximum size of the returned output. If the output is longer, its end is
             returned.
 
     Raises:
@@ -107,7 +107,7 @@ def run_program(
 class ChildProcess:
     """A running `python -m MODULE`, which is killed by `close` or at the end of a `with` block.
 
-    Its standard input is empty. Its standard error is kept for `last_line` unless `output` is `log`.
+    The standard input is empty. The standard error is stored for `last_line` unless `output` is `log`.
     """
 
     def __init__(
@@ -209,10 +209,10 @@ class ChildProcess:
             self._pidfd = None
 
     def lower_priority(self) -> None:
-        """Give the child, which must have its own session, a lower priority than this process.
+        """Give the child a lower priority than this process. The child must have its own session.
 
-        If memory runs out, the kernel kills the child first. With autogroup scheduling, niceness is compared
-        only within a session, so the niceness of the session is set too. Refused changes are ignored.
+        If memory runs out, the kernel kills the child first. The autogroup scheduler compares niceness only
+        within a session, so the niceness of the session is set too. Errors are ignored.
 
         Source: sched(7), "The autogroup feature".
         """
@@ -226,7 +226,7 @@ class ChildProcess:
 
     @property
     def output(self) -> bytes:
-        """The standard output so far. It is empty unless the process was started with `output` as `keep`."""
+        """The standard output so far. It is empty unless the process was started with `output="keep"`."""
         return b"" if self._output is None else _read_tail(self._output, None)
 
     @property
@@ -235,7 +235,7 @@ class ChildProcess:
         return "" if self._errors is None else _find_last_line(self._errors)
 
     def explain_end(self) -> str:
-        """Return how the child ended and its last line, such as `by SIGSEGV: out of memory`, for messages."""
+        """Return the text of `describe_end` and the last line, such as `by SIGSEGV: out of memory`."""
         code = self._process.poll()
         how = "for an unknown reason" if code is None else describe_end(code)
         return f"{how}: {self.last_line or 'it printed no message'}"
@@ -245,7 +245,7 @@ class JsonChild(ChildProcess):
     """A child process that exchanges lines of JSON with this process.
 
     Attributes:
-        descriptors: The file descriptors that came with documents. Code that removes one must close it.
+        descriptors: The received file descriptors. A caller that removes a descriptor must close it.
     """
 
     def __init__(

@@ -117,10 +117,10 @@ class Engine:
         open_model: Opens a model from its content (bytes or a view), the options in a manifest, and a number
             of threads or None. None if the engine only opens models of packages.
         open: Opens the model of a package, see `sessions.OpenBackend`. None if `open_model` does that.
-        tuning_options: Returns the options to try for some numbers of threads. Options must not change
-            results.
-        builds_for_s: The maximum time in seconds to build a model on the device, or 0 without a build.
-        on_gpu: Whether the engine computes on a GPU. If so, runs on a processor do not test its kernels.
+        tuning_options: Takes the numbers of threads to try and returns the options to measure. They must
+            not change the outputs of a model.
+        builds_for_s: The maximum time in seconds to build a model on the device. 0 if nothing is built.
+        on_gpu: Whether the engine computes on a GPU.
         can_stop_runs: Whether the sessions have `cancel_runs`.
         shares_model: Whether the sessions are `is_concurrent`, so that one session can run several requests.
     """
