@@ -26,7 +26,7 @@ def open_standard_descriptors() -> None:
 def end_now(exit_code: int) -> NoReturn:
     """End this process immediately, even if its threads run an engine.
 
-    A normal exit waits for these threads, or may abort when the engine returns.
+    A normal exit would wait for the engine, or could abort when the engine returns.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -42,7 +42,7 @@ def count_cores() -> int:
 def forbid_dumps() -> None:
     """Prevent crashes of this process and its future children from writing memory to the disk.
 
-    Core files are limited to 1 byte, because a kernel that pipes them to a program ignores a limit of 0.
+    Core files are limited to 1 byte. Linux ignores a limit of 0 if it pipes core files to a program.
 
     Source: core(5).
     """

@@ -62,7 +62,7 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Replace the usual speed by the most frequent one if it has become rare. Return whether it changed.
+        """Return True if the usual speed had become rare and was replaced by the most frequent speed.
 
         A speed is rare if less than a third of the last 100 checks had it. At least 20 checks are needed.
         """
@@ -98,9 +98,9 @@ def time_fixed_work() -> float:
 def begin_anywhere(draws: random.Random, share: float) -> None:
     """Work for a random time, so that later work begins at a random point of the time slice.
 
-    Without this, work shorter than a time slice is never interrupted, and seems as fast as without a quota.
+    Otherwise, a short measurement always fits into one time slice and does not show a CPU quota.
 
-    `share` is the share of a processor that a quota allows. If it is 1, nothing happens.
+    `share` is the share of a processor that the quota allows. If it is 1, nothing happens.
     """
     if share >= 1:
         return

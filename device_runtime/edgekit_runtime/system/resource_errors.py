@@ -1,7 +1,7 @@
 """Detects errors of a machine that lacks descriptors or memory.
 
-Such errors do not mean that the data are wrong. A full disk does not count, because reading needs no space,
-and a write that fails raises `OutputError`.
+Such errors do not mean that the data are wrong. A full disk is not such an error, because a failed write
+raises `OutputError`.
 """
 
 import errno
@@ -18,8 +18,7 @@ _RETRY_AFTER_S: Final = 1.0
 def is_lack(cause: BaseException) -> bool:
     """Return whether `cause` means that the machine lacks descriptors or memory.
 
-    A lack of memory does not count if this process has its own memory limit, because a restart would not
-    help.
+    If this process has its own memory limit, the result is False for a lack of memory.
     """
     number = cause.errno if isinstance(cause, OSError) else None
     if isinstance(cause, MemoryError) or number == errno.ENOMEM:

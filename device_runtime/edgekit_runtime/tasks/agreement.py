@@ -19,11 +19,11 @@ _MAX_BOXES: Final = 100  # the best of each answer are compared
 def compare_answers(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two answers, 0..1, which is the mean over their fields.
 
-    Two boxes form a pair if they have the same label and an IoU of at least 0.5. The agreement of two lists
-    of boxes is the number of pairs, divided by the length of the longer list. If paired boxes contain
-    answers, their agreement is the weight of the pair. All values of regressions are compared. Of other lists
-    with labels, only the first entries are compared. Numbers are compared by `compare_numbers`. Other values
-    agree if they are equal.
+    In lists of boxes, two boxes with the same label and an IoU of at least 0.5 form a pair. The agreement of
+    the lists is the number of pairs divided by the length of the longer list. If boxes contain answers, a
+    pair counts as much as its answers agree. In regressions, all values are compared. In other lists with
+    labels, only the first entries are compared. `compare_numbers` compares numbers. Other values agree if
+    they are equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

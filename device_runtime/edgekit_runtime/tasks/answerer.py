@@ -109,10 +109,10 @@ class Answerer:
         return self._feed(rules.finish(media_type.read_sound(data, rules)))
 
     def prepare_decoded(self, media: Media, origin: tuple[int, int] = (0, 0)) -> Prepared:
-        """Return the inputs for media of the kind and sample rate that the preprocessing takes.
+        """Return the inputs for decoded media. A sound must have the sample rate of the preprocessing.
 
-        `origin` is the x and y of a crop's upper left corner, so that answers are in pixels of the whole
-        picture.
+        `origin` is the x and y of the upper left corner if `media` is a crop. Answers are then in pixels of
+        the whole picture.
 
         Raises:
             DataError: The media do not fit the model.
@@ -176,7 +176,7 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the answerer of a package. It refuses requests for a missing preprocessing or task.
+    """Return the answerer of a package. It refuses requests that need a missing preprocessing or task.
 
     Raises:
         PackageError: The preprocessing or the task is malformed or does not fit the model.

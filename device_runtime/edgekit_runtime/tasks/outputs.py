@@ -29,7 +29,7 @@ def read_output(
         is_finite: Whether infinity is also an error.
 
     Raises:
-        DataError: The output is missing, is empty, has another rank, or contains NaN or no numbers.
+        DataError: The output is missing, empty or not numeric, has another rank, or contains NaN.
     """
     name = name or next(iter(outputs), "")
     if name not in outputs:

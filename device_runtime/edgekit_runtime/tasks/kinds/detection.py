@@ -45,28 +45,27 @@ class DetectionOptions:
 
     Attributes:
         layout: The arrangement of boxes in the outputs.
-        output: The output with the boxes. Empty for the first that fits.
-        scores_output: The output with only scores. Empty for the first that fits.
+        output: The output with the boxes. Empty for the first output that fits.
+        scores_output: The output with only scores. Empty for the first output that fits.
         classes_output: The output with classes, for `listed`. Empty if there is only one class.
         count_output: The output with the number of valid boxes, for `listed`. Empty if all are valid.
         boxes: `centre` for centre and size, `corners` for two corners. With `-yx`, y comes before x.
         unit: `pixels` of the input, or `shares` of its width and height.
-        scores: The meaning of scores: `probabilities`, or logits for a `softmax` over the classes or a
-            `sigmoid`.
-        background: The position of the class `no object` among the classes: `none`, `first` or `last`.
+        scores: `probabilities`, or the activation to apply to logits, `softmax` or `sigmoid`.
+        background: The position of the class for `no object`, which is `none`, `first` or `last`.
         columns: The order of the values in a row of the layout `rows`.
         strides: The size of a cell of each grid in pixels of the input, for `grid` and `anchors`.
         scales: The sizes of the smallest and the largest anchor as shares of the input.
         aspects: The aspect ratios (width over height) of the anchors of a cell.
-        interpolated: The aspect ratio of an additional anchor, whose scale is between the scales of this grid
-            and the next. 0 for none.
-        reduced: Whether cells of the first grid have only the three anchors of SSD's lowest layer.
+        interpolated: The aspect ratio of an additional anchor, whose scale is the geometric mean of the
+            scales of this grid and the next. 0 for no additional anchor.
+        reduced: Whether each cell of the first grid has only three anchors, as in SSD's lowest layer.
         unit_anchors: Whether all anchors are as large as the input.
         divisors: The divisors of raw x, y, width and height, for `anchors`. 0 for the width of the input.
-        sizes: Whether raw sizes are logarithms (`exponential`) or shares (`linear`) of the anchor's size.
+        sizes: Whether the factor of the anchor's size is exp(value) (`exponential`) or the value (`linear`).
         min_score: The minimum score of a box.
         overlap: The intersection over union above which the worse of two boxes of a class is removed. 1 keeps
-            all boxes, for a model that removes such boxes itself.
+            all boxes.
         max_boxes: The maximum number of boxes in an answer.
     """
 
@@ -110,11 +109,11 @@ class OutputLayout:
     Attributes:
         sentence: The shapes and their meaning, for documents.
         options: The options of this layout, without those that all layouts have.
-        leading: The number of values before the class scores, if one output contains boxes and scores. This
-            is 4 for the box, or 5 with an objectness score. 0 for separate outputs.
-        find_corners: Takes coords [A, 4 or more], chosen rows, options and the input size. Returns the
-            corners of the chosen boxes in pixels of the input.
-        read: Reads the boxes if outputs state one class for each box. `find_corners` is None then.
+        leading: The number of values before the class scores of a box, which is 4, or 5 with an objectness
+            score. 0 if boxes and scores are separate outputs.
+        find_corners: Takes all boxes [A, 4 or more], the selected indices, the options and the input size.
+            Returns the corners of the selected boxes in pixels of the input. None if `read` is set.
+        read: Reads the boxes from outputs with one class for each box, or None.
     """
 
     sentence: str
@@ -133,9 +132,9 @@ def find_boxes(
         outputs: The outputs of one sample, each with a batch of 1.
         options: The options of the task.
         input_size: The height and width of the input.
-        labels: The number of labelled classes, which shows which axis of an output counts the boxes. If it
-            fits neither axis or both, the longer axis counts the boxes, and a probability over 1 is an error.
-            If it is None, the longer axis counts the boxes, and all scores are accepted.
+        labels: The number of labelled classes, or None. The axis whose size fits this number has the values
+            of a box. If no axis or both axes fit, the shorter axis has the values, and a probability over 1
+            is an error. If it is None, the shorter axis has the values, and all scores are accepted.
 
     Raises:
         DataError: An output is missing or has another shape, or a probability is over 1.

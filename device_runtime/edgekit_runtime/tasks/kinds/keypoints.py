@@ -28,14 +28,14 @@ class KeypointOptions:
 
     Attributes:
         output: The name of the output. Empty for the first output.
-        form: `coordinates` for [N, points, values], also flattened, `heatmaps` for one map for each point, or
-            `poses` for [N, 5 + points x values, A] or transposed, as YOLOv8-pose. In `poses`, each of A
-            candidates has the centre and size of its box, a score and the points.
-        row: The order of the values of a point: x, y, z, s for a score, - for a value to ignore. Examples are
-            `yxs` with the unit `shares` for MoveNet, and `xyz` for a face mesh.
+        form: The format of the output. `coordinates` is [N, points, values] or flattened. `heatmaps` has one
+            map for each point. `poses` is [N, 5 + points x values, A] or transposed, as in YOLOv8-pose. Each
+            of its A candidates has the centre and size of a box, a score and the points.
+        row: The order of the values of a point, with the letters x, y, z and s (score). A - is an ignored
+            value. MoveNet has `yxs` and the unit `shares`. A face mesh has `xyz`.
         unit: `pixels` of the input, or `shares` of its width and height.
         layout: The order of the axes of heatmaps.
-        scores: The meaning of scores: `probabilities`, or logits for a `sigmoid`.
+        scores: `probabilities`, or `sigmoid` to convert logits.
         min_score: The minimum score of a point.
         min_object_score: The minimum score of an object, for `poses`.
         skeleton: Pairs of points to join by a line in a drawing, as one flat list.

@@ -17,8 +17,8 @@ class RegressionOptions:
 
     Attributes:
         output: The output with the values. Empty for the first output.
-        scale: The factors of the values, as a list with one number for all values or one for each.
-        offset: The numbers to add to the scaled values, as a list like `scale`.
+        scale: The factors of the values. A single number applies to all values.
+        offset: The numbers to add to the scaled values. A single number applies to all values.
     """
 
     output: str = ""

@@ -32,8 +32,8 @@ class SegmentationOptions:
     Attributes:
         output: The name of the output. Empty for the first output.
         layout: The order of the output's axes. With several classes, the largest value wins.
-        scores: The meaning of the values of a single class: `probabilities`, or logits for a `sigmoid`.
-        threshold: The minimum score of a pixel in a single class.
+        scores: `probabilities`, or `sigmoid` to convert logits. Only used if there is a single class.
+        threshold: The minimum score of a pixel if there is a single class.
         form: The format of the mask: `png` with classes as palette indices, or `rle` for COCO's uncompressed
             RLE of each class. Its run lengths are in column order and begin with pixels outside the class.
         max_side: The maximum side of the mask in pixels. The mask of a larger picture is scaled down.

@@ -19,11 +19,11 @@ class SoundEventOptions:
     Attributes:
         output: The output with scores. Empty for the first output.
         layout: `NTC` for [N, frames, classes] or [N, classes], `NCT` for [N, classes, frames].
-        scores: The meaning of the values: `probabilities`, or logits for a `softmax` or a `sigmoid`.
+        scores: `probabilities`, or the activation to apply to logits, `softmax` or `sigmoid`.
         threshold: The minimum score at which an event begins.
         release: The minimum score at which an event continues, at most `threshold`.
-        hop_s: The time between two frames in seconds. 0 divides the length of the recording by the number of
-            frames. If the preprocessing does not state the length, events have no times.
+        hop_s: The time between two frames in seconds. If it is 0, it is the length of the recording divided
+            by the number of frames. If the length is also unknown, events have no times.
         min_event_s: The minimum duration of an event in seconds.
         max_events: The maximum number of events in an answer. Those with the highest scores are returned.
     """

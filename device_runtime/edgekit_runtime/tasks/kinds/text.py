@@ -18,10 +18,10 @@ class TextOptions:
     Attributes:
         output: The output with a value for each frame and character. Empty for the first output.
         layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
-        blank: The position of the blank among the characters. Labels may omit it. If two labels are missing,
-            the last character is a space, as in PaddleOCR.
+        blank: The position of the blank among the characters. It needs no label. If one more label is
+            missing, the last character is a space, as in PaddleOCR.
         space: The label that stands for a space, such as the bar of wav2vec 2.0.
-        scores: The meaning of the values: `probabilities`, or logits for a `softmax`.
+        scores: `probabilities`, or the activation to apply to logits, usually `softmax`.
     """
 
     output: str = ""
