@@ -26,7 +26,7 @@ _PAUSE_S: Final = 2e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """Sessions of one model that are timed in turn with those of other models.
+    """Sessions of one model, which are timed in turn with the sessions of other models.
 
     Attributes:
         sessions: sessions that run at the same time, at least one.

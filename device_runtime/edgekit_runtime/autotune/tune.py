@@ -76,7 +76,7 @@ class Tuning:
         trials: results of all settings, the package's own first.
         best: the setting to use. It is the package's own setting if no other is significantly better.
         interval: 95 % confidence interval of the time of `best` divided by the time of the package's own
-            setting, (1, 1) if they are the same.
+            setting, (1, 1) if `best` is that setting.
         is_complete: whether there was time for all settings.
     """
 

@@ -126,8 +126,8 @@ def decode_media(
         channels: channels of a photograph: 3 for RGB, or 1 for grey.
 
     Raises:
-        DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or neither RGB
-            nor grey, or the codec does not support `dtype`.
+        DataError: the file is malformed, truncated, larger than `max_bytes`, in another format or not in RGB
+            or grey, or the codec does not support `dtype`.
         BackendError: the library is not installed.
     """
     if len(data) > max_bytes + (1 << 16):

@@ -1,1 +1,1 @@
-"""The commands of `edgekit-device`, one file each. A command imports what it needs when it runs."""
+"""The commands of `edgekit-device`, one file each. A command imports its modules when it runs."""

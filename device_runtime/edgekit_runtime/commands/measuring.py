@@ -31,7 +31,7 @@ def open_package(arguments: argparse.Namespace) -> OpenedPackage:
     """Return the verified package that the arguments name. The caller closes it.
 
     Raises:
-        PackageError: the file is refused. The subclass says why.
+        PackageError: the file is refused. The subclass states the reason.
         SlotError: there is neither a file nor an installed model with this name.
     """
     named: str = arguments.package

@@ -396,7 +396,7 @@ class Golden(Record):
 
         Returns:
             A list of (tensor name, path of the artifact, size of the artifact in bytes, tensor shape). For an
-            output of the additional rows, the artifact holds all rows and the shape is that of one row.
+            output of the additional rows, the artifact holds all rows and the shape describes one row.
 
         Raises:
             DataError: As for `row_outputs`.

@@ -113,7 +113,7 @@ class AudioRules:
         return amplitudes if self.features is None else self.features.compute(amplitudes, self.sample_rate)
 
     def finish(self, loaded: Array) -> Array:
-        """Convert a result of `load` or `fit` to the model's input. Round and clip the values of integers."""
+        """Convert a result of `load` or `fit` to the input of the model, and round and clip integers."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         dtype = DTYPES[self.dtype]
         if dtype.kind != "f":

@@ -16,12 +16,13 @@ A device stores and sends the plain file encrypted with the public key of the or
 can open it: `encryption.key_wrapping.seal(plain, public_key, sample_info(id))`. It is uploaded with the
 device's certificate:
 
-    HEAD /samples/ID    204, `Upload-Offset`: bytes that the manager has; 404 if none; 200 if all
+    HEAD /samples/ID    204, `Upload-Offset`: number of stored bytes, 404: none, 200: all
     PUT /samples/ID     body: bytes FIRST to LAST of the file, `Content-Range: bytes FIRST-LAST/SIZE`
                         201: the sample is complete and on the manager's disk, the device deletes it
                         202, `Upload-Offset`: the device sends more from this offset
                         409, `Upload-Offset`: the part starts at a wrong offset, the device resumes here
-                        403, 410, 413, 422: rejected, the device deletes the sample; others: retry later
+                        403, 410, 413, 422: rejected, the device deletes the sample
+                        other statuses: the device tries again later
 """
 
 import json
@@ -72,7 +73,7 @@ class SampleTrigger:
     Attributes:
         kind: A key of `TRIGGERS`. A device ignores an unknown kind and reports it.
         threshold: For `uncertain`, the maximum difference between the two best scores of an answer.
-        per_day: The number of samples that this trigger may draw per day. The default is that of the order.
+        per_day: The number of samples that this trigger may draw per day, by default that of the order.
     """
 
     kind: str
@@ -146,7 +147,7 @@ class SampleHeader:
     Attributes:
         id: 32 random hexadecimal digits, also used as the file name.
         order: The id of the order.
-        model, version, package_sha256: The package that answered. The digest is that of its manifest.
+        model, version, package_sha256: The package that answered, and the digest of its manifest.
         taken_at: The time of the request by the device's clock, in seconds since 1970.
         triggers: The kinds of the triggers that selected the request.
         probability: The probability with which the request was selected. 1 if only `kept` selected it.

@@ -59,9 +59,8 @@ class Installer:
         If no service runs that could test the package, a separate process tests it.
 
         Raises:
-            PackageError: the package is damaged, signed by a key that is not trusted, or encrypted for
-                others.
-            SlotError: the slots refuse or cannot write the package, or it is not that of `desired_model`.
+            PackageError: the package is damaged, signed by an unknown key, or encrypted for other devices.
+            SlotError: the slots refuse or cannot write the package, or `desired_model` names another one.
             OutputError: the content key cannot be written.
             BackendError: no engine on this device runs the package, or its self-test failed.
         """

@@ -131,10 +131,7 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
 
 
 def average_middle(values: Sequence[float]) -> float:
-    """Return the mean of the middle half of the values.
-
-    It is as robust as a median, and has a finer resolution for rounded values.
-    """
+    """Return the mean of the middle half of the values, which is as robust as a median."""
     cut = len(values) // 4
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 

@@ -1,8 +1,8 @@
 """Forecasts the power and the latency of a setting from its stated costs and from learned factors.
 
 Each setting has two factors, one for energy and one for running time. A factor is the ratio of observed to
-stated costs. A setting that was never used gets the mean factor of the others, since heat, clocks and other
-programs slow all models on a device alike.
+stated costs. A setting that was never used gets the mean factor of the other settings, since heat, clocks and
+other programs slow all models on a device alike.
 
 Source: C. Wan et al., ALERT: Accurate Learning for Energy and Timeliness, USENIX ATC 2020, section 3 (one
 slow-down factor for all settings); S. Asmussen, Applied Probability and Queues, 2nd edition, chapter XIII

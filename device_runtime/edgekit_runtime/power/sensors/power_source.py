@@ -41,8 +41,8 @@ class PowerSource:
     def measure(self, values: Mapping[str, float | None], now_s: float) -> Interval:
         """Return the power and the energy since the last call. The first call returns no energy.
 
-        For probes that count joules, the power is the mean since the last call. For others it is the sum of
-        `values`.
+        For probes that count joules, the power is the mean since the last call. For probes that measure
+        watts, it is the sum of `values`.
 
         Args:
             values: A dict from probe names to numbers. If one is missing, power and energy are unknown.
