@@ -19,11 +19,11 @@ class Scheme:
 
     Attributes:
         name: The name in target files.
-        symmetric: If True, activations are int8 with zero point 0, biases are float32, and each reader has
-            its own Q/DQ pair, as for TensorRT. If False, activations are uint8 with a zero point, and biases
-            are int32 with the scale of the product.
+        symmetric: If True, activations are int8 with zero point 0, biases are float32, and each consumer of a
+            tensor has its own Q/DQ pair, as TensorRT requires. If False, activations are uint8 with a zero
+            point, and biases are int32 with the scale input scale x weight scale.
         elementwise: The operators with integer kernels besides matrix products and data movement.
-        weight_peak: The largest weight code. It is 63 if the engine adds two products in 16 bits.
+        weight_peak: The largest quantized weight. It is 63 if the engine adds two products in 16 bits.
         folds_pixels: Whether convolutions with few channels process groups of pixels, see `litert.fold`.
         quantizes_outputs: Whether the output of a kernel is quantized even if no integer kernel reads it.
     """
@@ -84,7 +84,7 @@ _SMALLEST_RANGE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class QuantizationParams:
-    """A float32 scale of shape [] or [channels], and a zero point (uint8, int8 or int32) of this shape."""
+    """A float32 scale of shape [] or [channels], and a uint8, int8 or int32 zero point of the same shape."""
 
     scale: NDArray[np.float32]
     zero_point: NDArray[Any]
@@ -126,10 +126,11 @@ def quantize_weight(
     Args:
         weight: A float32 array of any shape.
         axis: The axis of the output channels, which get separate scales, or None for one scale.
-        min_scale: The minimum scale, [] or [channels]. It limits the int32 biases of nearly dead channels.
+        min_scale: The minimum scale, [] or [channels]. It prevents an overflow of int32 biases in channels
+            with tiny weights.
         weight_peak: The largest code.
-        exact: Scales [channels] of which the weight is an exact multiple. They are used if the codes do not
-            exceed `weight_peak` and the scales are not below `min_scale`. This requires `axis`.
+        exact: Scales [channels], if the weight is an integer multiple of them. They are used if the codes do
+            not exceed `weight_peak` and the scales are not below `min_scale`. This requires `axis`.
 
     Returns:
         Codes from -weight_peak to weight_peak with the shape of the weight, and a scale [] or [channels] with

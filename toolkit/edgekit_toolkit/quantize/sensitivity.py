@@ -140,10 +140,13 @@ class Fidelity:
             self.work.count(inferences=inferences, models=models)
 
     def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
-        """Return random float32 weights for the values of each float output on sample `sample`.
+        """Return random float32 weights for the errors of each float output on a sample.
 
-        The square of the weighted sum of errors, averaged over many seeds, is the contribution of the errors
-        to `noise`. `number` is the seed. The weights of a softmax output are for its logits.
+        If the errors are multiplied by these weights and added up, the expected square of the sum is the
+        contribution of the errors to `noise`. The weights of a softmax output are for the errors of its
+        logits.
+
+        `sample` is the index of the sample. `number` is the seed.
         """
         signs = np.random.default_rng([sample, number])
         errors = []
@@ -327,8 +330,8 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
     """Return up to 4 sets of layers with int8 weights. The smallest model is first.
 
-    Layers with the most noise per saved byte are moved to float16 first. The sets have at most 1/2, 1/4, 0.06
-    and 0.01 of the noise of all layers.
+    Layers with the most noise per saved byte are the first to get float16 weights. The noise of the sets is
+    at most 1/2, 1/4, 0.06 and 0.01 of the noise with int8 weights in all layers.
     """
     order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.

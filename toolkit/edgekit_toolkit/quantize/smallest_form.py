@@ -59,7 +59,7 @@ def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: in
     Args:
         model: The float model.
         dims: The sizes of the free dimensions.
-        multiple: The number of remaining channels of a group is a multiple of this number.
+        multiple: The number of remaining channels in each `ChannelGroup` must be a multiple of this number.
     """
     proto = model.proto
     try:

@@ -115,7 +115,8 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 def against_limit(line: BudgetLine) -> float | None:
     """Return the value that is compared with the limit, or None if it is unknown.
 
-    For a drop, this is the upper end of the interval, or the estimate if that exceeds the limit.
+    For a drop, this is the upper end of the interval, or the estimate if the estimate itself exceeds the
+    limit.
     """
     return line["value"] if line["high"] is None or _estimate_is_over(line) else line["high"]
 
@@ -215,7 +216,7 @@ def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
 
 
 def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
-    """Return the names of the figures that any candidate has a value for, in the order of `FIGURES`."""
+    """Return the names of the figures with a value for at least one candidate, in the order of `FIGURES`."""
     return [
         name
         for name in FIGURES

@@ -60,7 +60,9 @@ def weigh(probabilities: Weights) -> Weights:
 
 
 def count_effective(weights: Weights) -> float:
-    """Return the effective sample size: the number of equally weighted samples with the same precision.
+    """Return the effective sample size.
+
+    This is the number of equally weighted samples that would give the same precision.
 
     Source: L. Kish, Survey Sampling (1965).
     """

@@ -8,9 +8,9 @@ These layouts are supported:
     - A folder of such files. Each contains N samples, or one sample without the N axis.
     - A folder of `.npy` files that are named after the inputs.
 
-Arrays with other names are rejected, because they might be labels under a wrong name. An additional axis for
-samples in front, [N, *shape of the input], is possible for every model. The model then runs once for each
-sample. The axis is required if the inputs do not share a leading batch axis, as for a scalar or a state.
+Arrays with other names are rejected, because they might be labels under a wrong name. For every model, arrays
+may have an additional first axis for the samples, [N, *shape of the input]. The model then runs once for each
+sample. This axis is required if the inputs do not share a leading batch axis, as for a scalar or a state.
 """
 
 import difflib

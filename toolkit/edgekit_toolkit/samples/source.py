@@ -104,7 +104,7 @@ class DataSource:
 
         Args:
             batch: The number of samples per feed, ignored if the model fixes its batch size. The last feed
-                may be smaller, and so may a feed before samples of a different shape.
+                may be smaller, and also a feed whose next sample has a different shape.
 
         Raises:
             DataError: A file is damaged, a value is NaN or infinite, or a label is negative. The message

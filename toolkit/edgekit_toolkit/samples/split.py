@@ -93,8 +93,8 @@ def choose_samples(
 ) -> Samples:
     """Return disjoint calibration and evaluation samples.
 
-    If only one of the two is given, it is split for both purposes. A single sample is used for both, with a
-    warning. If none is given, both are generated.
+    If only one of the paths is given, its samples are split for both purposes. A single sample is used for
+    both, with a warning. If neither path is given, the samples are generated.
 
     Args:
         inputs: The inputs of the model.

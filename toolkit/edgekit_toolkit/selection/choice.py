@@ -28,9 +28,10 @@ class CandidateFigures:
         id: The id of the candidate, unique in a run.
         label: The name in reports.
         figures: A dict from each of `COSTS` to its value in the unit of `budget.UNITS`. It also contains
-            `transport` if that has a limit. Unknown costs are infinite, so that they exceed every limit.
-        latency_uncertainty: The factor by which the ratio to another candidate's latency may be wrong. It is
-            1 if the latency was measured on the target.
+            `transport` if there is a limit on transport. Unknown costs are infinite, so that they exceed
+            every limit.
+        latency_uncertainty: The factor by which the ratio of this latency to that of another candidate may be
+            wrong. It is 1 if the latency was measured on the target.
         host_ratio: The processor time on this machine relative to the source model, infinite if it was not
             measured.
         drop_error: The standard error of the drop in points.
@@ -64,8 +65,8 @@ class Choice:
 
     Attributes:
         chosen: The id of the chosen candidate, or None if no candidate keeps all limits.
-        binding: The limits that are the only reason to exclude some candidate. If there are none, the limits
-            that `closest` exceeds.
+        binding: If no candidate is chosen, the limits that alone exclude a candidate, or else the limits that
+            `closest` exceeds.
         closest: The id of the candidate that exceeds the limits least, or None if one is chosen.
         reason: The reason for the result, for the user.
         needed: A text with the limits that `closest` would keep, or None if a candidate is chosen.
@@ -127,10 +128,10 @@ def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
     """Return the fastest candidate that keeps all limits, or the smallest of those that are equally fast.
 
-    The latencies measured on the target are compared first. Without these, modelled latencies are compared if
-    they differ by more than the uncertainty. Otherwise, the latencies measured on this machine are compared.
-    Among candidates of equal size, the most accurate is chosen. With a limit on transport, accuracy comes
-    before size.
+    Latencies measured on the target are compared if they exist. Otherwise, modelled latencies are compared if
+    they differ by more than the uncertainty. If they do not, latencies measured on this machine are compared.
+    Among candidates of equal size, the most accurate is chosen. With a limit on transport, accuracy is more
+    important than size.
 
     Args:
         candidates: At least one candidate.

@@ -123,7 +123,9 @@ class BoxSet:
         return self
 
     def number_classes(self, classes: Sequence[str], where: Path) -> dict[str | int, int]:
-        """Return a dict from classes of boxes to class numbers of the model. Numbers map to themselves.
+        """Return a dict from the classes of the boxes to the class numbers of the model.
+
+        A box whose class is already a number keeps this number.
 
         Args:
             classes: The class names in the order of the model's outputs, or empty to use `names`.
