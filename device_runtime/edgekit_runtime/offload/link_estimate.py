@@ -37,7 +37,7 @@ class Exchange:
 
     Attributes:
         upload_bytes, download_bytes: size of request and reply on the link, see `wire_bytes`. For an
-            unfinished request, only the acknowledged bytes.
+            unfinished request, only acknowledged bytes count.
         elapsed_s: time from the first byte sent to the last byte received.
         server_s: the server's own time.
         window_bytes: TCP's send window afterwards, or None without TCP.

@@ -86,8 +86,8 @@ class Job:
         engine: engine that runs the graphs. Jobs of the kind `batch` may use LiteRT for `.tflite` files.
             Their graphs have no options, inputs or weights, and run in the same sessions as packages.
         quota: processor time that the sender grants, in cores, or None for the limit of the system.
-        usual_s: `MachineFacts.usual_s` of an earlier job. Only runs at the same processor speed count, or at
-            another speed if the processor rarely has that speed.
+        usual_s: `MachineFacts.usual_s` of an earlier job. Runs count only at this processor speed, or at
+            another speed if the processor rarely has this speed.
     """
 
     kind: JobKind
