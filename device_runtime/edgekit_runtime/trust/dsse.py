@@ -1,8 +1,7 @@
 """Signed statements: in-toto statements in DSSE envelopes.
 
-An envelope has exactly one signature and one canonical form, so that no byte can be changed. This module does
-not verify signatures (see `trust_store`), because the service does not load the libraries for that (see
-`verifier_process`).
+An envelope has exactly one signature and one canonical form. This module does not verify signatures (see
+`trust_store`), because the service does not load the required libraries (see `verifier_process`).
 
 Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); in-toto Attestation Framework, Statement
 v1.

@@ -72,8 +72,7 @@ class CodeSizes:
         Args:
             layer: The layer.
             rows: The weights of the layer, [G, R, K].
-            strength: The square root of the noise that a layer of mean size may add, in the unit of the
-                noises.
+            strength: The square root of the noise that a layer with an average number of weights may add.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)
@@ -89,8 +88,8 @@ class CodeSizes:
     def of_peak(self, peak: int, fine_peak: int) -> float:
         """Return a lower bound of the size in bytes if the largest weight of each row has the code `peak`.
 
-        The bound is the entropy of the nearest codes. A package is larger, because its coding is not ideal,
-        it also contains the scales, and rounding to few bits uses smaller steps.
+        The bound is the entropy of the nearest codes. A package is larger. Its coding is not ideal, it also
+        contains the scales, and rounding to few bits uses smaller steps.
 
         Args:
             peak: The largest code.

@@ -1,7 +1,7 @@
 """The result of a compression: the remaining channels, and the weights as codes. A recipe stores it.
 
-Channels are removed first. Then the remaining weights are replaced by codes times step, from which the
-writers of quantized models find the codes again.
+Channels are removed first. Then each remaining weight is replaced by the product of its code and its step, so
+that the writers of quantized models can recover the code.
 """
 
 import base64

@@ -31,8 +31,8 @@ class TwinRun:
         threads: The number of threads of one inference.
         compressed: The model of the compressed run, with the same nodes in the same order. The default is
             `model`.
-        is_single: Whether the float run also stands for the compressed run. `compressed` and `quantize` are
-            not used then.
+        is_single: Whether to run only the float model and to use its values as those of the compressed run.
+            `compressed` and `quantize` are then ignored.
         quantize: Takes the name and the values of a layer's input. Returns the values for the compressed run.
 
     Attributes:

@@ -85,7 +85,7 @@ class ThreadSharing:
     share: float = 1.0
 
     def shorten(self, kernel: KernelTime) -> float:
-        """Return the seconds of one run of a kernel here, if threads shared it as they do on the device."""
+        """Return the time of one run of a kernel on this machine with this sharing, in seconds."""
         if self.share == 1 or kernel.kind in _UNSHARED:
             return kernel.seconds
         alone_s = -self.alone_s * math.expm1(-kernel.seconds / self.alone_s)
@@ -134,7 +134,7 @@ class FittedRatios:
 
 
 def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[KernelKind, float]:
-    """Return the seconds of each kind of kernel in a run here, if threads shared kernels as in `sharing`."""
+    """Return a dict from kind of kernel to its total time in `run` with this sharing, in seconds."""
     seconds_by_kind: dict[KernelKind, float] = defaultdict(float)
     for kernel in run.kernels:
         seconds_by_kind[kernel.kind] += kernel.count * sharing.shorten(kernel)
@@ -153,7 +153,7 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share:
         may_share: Whether the device's engine may have run the networks on several threads.
 
     Raises:
-        ValueError: There are fewer than three networks, their number differs from that of the times, or a
+        ValueError: There are fewer than three networks, `runs` and `device_s` have different lengths, or a
             time is not positive.
     """
     if len(runs) < 3 or len(runs) != len(device_s):

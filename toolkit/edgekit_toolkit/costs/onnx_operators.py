@@ -1,10 +1,14 @@
 """Computes the work of each kernel of an ONNX model: arithmetic and bytes moved, after common fusions.
 
-Engines fold or fuse some nodes, which are not counted as kernels: constants and nodes that depend only on
-constants and shapes, views (such as Reshape), biases, scales and activations after a convolution or matrix
-product, and QuantizeLinear and DequantizeLinear at int8 kernels. The body of a loop is counted as often as it
-runs. An If counts as its more expensive branch. Loops with a data-dependent length and operators of other
-domains are not supported.
+Nodes that engines fold or fuse are not counted as kernels. These are:
+
+- constants, and nodes that depend only on constants and shapes
+- views, such as Reshape
+- biases, scales and activations after a convolution or matrix product
+- QuantizeLinear and DequantizeLinear at int8 kernels
+
+The body of a loop is counted as often as it runs. An If counts as its more expensive branch. Loops with a
+data-dependent length and operators of other domains are not supported.
 """
 
 import math
@@ -62,9 +66,8 @@ def node_costs(
         model: An ONNX model. It is not changed.
         dims: A dict from the name of a free dimension (see `specs.free_dims`) to its size, such as `{"N":
             1}`.
-        float_outputs: Whether the engine has int8 convolutions and matrix products with float outputs
-            (TensorRT). If not, such a product counts as float unless a QuantizeLinear follows it
-            (onnxruntime).
+        float_outputs: Whether the engine has int8 kernels with float outputs, as TensorRT does. If False, a
+            convolution or matrix product counts as float unless a QuantizeLinear follows it.
 
     Raises:
         ModelError: A free dimension has no size, a shape cannot be inferred, or the work of an operator

@@ -20,7 +20,7 @@ _MOST_WASTE_BYTES: Final = 128 << 20
 class Block(NamedTuple):
     """A block of memory: `size` bytes from byte `offset` of the region with index `region`.
 
-    Blocks are ordered by size, then by position, like in the search of the arena.
+    Blocks are ordered by size, then by position, because the arena searches them in this order.
     """
 
     size: int
