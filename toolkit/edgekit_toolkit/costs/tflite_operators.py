@@ -1,7 +1,7 @@
 """Computes the work of each operator of a `.tflite` model: arithmetic and memory traffic.
 
 This is the counterpart of `onnx_operators` for LiteRT. Operators that XNNPACK fuses are counted separately.
-The sizes are those that the file first allocates, so a free batch counts as one.
+Free dimensions have the sizes that are stored in the file, so a free batch usually has the size 1.
 """
 
 import math
@@ -74,10 +74,10 @@ def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[No
 
     Args:
         model: A screened file, see `flatbuffer.parsed`.
-        dims: The sizes of its free dimensions, or None for the stored sizes.
+        dims: The sizes of the model's free dimensions, or None for the stored sizes.
 
     Raises:
-        ModelError: `dims` are not the stored sizes, or the work of an operator cannot be counted.
+        ModelError: `dims` differ from the stored sizes, or the work of an operator cannot be counted.
     """
     graph = model.subgraphs[0]
     stored = _free_sizes(graph)

@@ -49,11 +49,12 @@ class ModelMaker:
     Attributes:
         open_quantizer: Returns the quantizer of a float model.
         build: Takes a float model, the form of a recipe and the sizes of free dimensions. Returns the model
-            in that form, or None if the form does not suit the model. Conversions are not checked again.
-        convert: Converts a float model to the format of the engine, without a check.
+            in that form, or None if the form does not suit the model. The result is not compared with the
+            float model.
+        convert: Converts a float model to the format of the engine. The result is not compared with it.
         convert_codes: Takes an ONNX network with 8-bit codes and the same network in float. Returns the model
             for the engine.
-        codes_tool: The distribution whose release changes the result of `convert_codes`, or empty.
+        codes_tool: The distribution that `convert_codes` uses, or empty.
         fixes_sizes: Whether the models have no free dimensions.
     """
 
@@ -86,14 +87,14 @@ class EngineSupport:
 
     Attributes:
         kinds: The kinds of forms that the engine runs, from `quantize.forms.KINDS`.
-        judged_on: The engine that runs candidates on this host: this engine or a substitute.
+        judged_on: The engine that runs candidates on this host, which is this engine or a substitute.
         tools: The distributions that affect the bytes of a package, in addition to those for all engines.
-        fallback: The engine of the package's fallback on the device, or empty.
+        fallback: The engine that a device uses if it cannot use this engine, or empty.
         competes: Whether other engines are measured too if this is the preferred engine of the target.
         shares_cores: Whether the engine uses several threads by default.
         slows_exact_products: Whether exact 8-bit products are slow on x86 processors without VNNI.
-        cheap_row_macs: The maximum multiply-adds of models that get all golden rows, because these run in
-            half the time of opening the model. Larger models get only the first row. If None, all models do.
+        cheap_row_macs: The maximum multiply-adds of a model that gets the maximum number of golden rows.
+            Larger models get fewer rows. None if all models get one row.
         check: Takes a model, and inputs that set the free dimensions other than the batch. Returns the
             verdict of the engine's own parser. None if there is no such check.
         notes: The warnings about the figures of all packages for this engine.

@@ -3,8 +3,9 @@
 `match_boxes` reduces each sample to a `MatchedBoxes`. `mean_precisions` computes the average precision of any
 set of samples from these, as float64 [10] with one value for each overlap in `OVERLAPS`.
 
-Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár), whose figures a test compares: the best 100 detections of
-a class in a picture, 101 recalls, areas of all sizes.
+The best 100 detections of a class in a picture, 101 recalls and boxes of all sizes are used.
+
+Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár).
 """
 
 from collections.abc import Sequence

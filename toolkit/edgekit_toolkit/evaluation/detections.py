@@ -80,12 +80,12 @@ class BoxLayout:
         ]
 
     def score(self, outputs: Outputs, reference: Outputs) -> NDArray[np.float64]:
-        """Return the F1 score of each sample, with the boxes of the source model's `reference` as the truth.
+        """Return the F1 score of each sample. The boxes in `reference` are the ground truth.
 
-        Boxes of two models match if they have the same class and an IoU of at least 0.5. If the layout is
-        from `judging_layout`, only boxes with a score of at least 0.25 count, and a box is removed first if
-        it overlaps a better box of its class by more than half. The score is NaN if neither model finds a
-        box. All scores are 0 if `outputs` do not have the axes of this layout.
+        Boxes match if they have the same class and an IoU of at least 0.5. A layout from `judging_layout`
+        ignores boxes with a score below 0.25, and boxes with an IoU above 0.5 with a better box of the same
+        class. The score is NaN if there are no boxes in either. All scores are 0 if `outputs` do not have
+        the axes of this layout.
         """
         theirs = self.read(reference)
         try:

@@ -3,12 +3,13 @@
 The source model and a candidate are scored on the same samples, so only the change on each sample matters. A
 drop is in points, which are hundredths of the score. A negative drop is a gain.
 
-All metrics use the same interval. Its upper end is a quantile of the mean change, with random weights of the
-samples (uniform over all weights with the sum 1) and with one additional sample that has the largest possible
-loss. So it covers a rare large loss that is in no sample: even without any loss, a limit of 1 point needs 368
-samples. For changes of 0 and 1, the upper end is that of Clopper and Pearson. For many samples with small
-changes, it approaches that of the normal distribution. The lower end is computed in the same way, with one
-additional sample that has the largest possible gain. This gain is 0 if the float model is the reference.
+All metrics use the same interval. To compute its upper end, one sample with the largest possible loss is
+added, and all samples get random weights (uniform over all weights with the sum 1). The upper end is a
+quantile of the weighted mean change. The added sample accounts for rare large losses that no sample shows.
+For example, a limit of 1 point needs 368 samples even if there is no loss. For changes of 0 and 1, the upper
+end is that of Clopper and Pearson. For many samples with small changes, it approaches that of the normal
+distribution. The lower end is computed in the same way with an added sample that has the largest possible
+gain. This gain is 0 if the float model is the reference.
 """
 
 import math
@@ -56,13 +57,13 @@ class Drop:
 
     Attributes:
         points: The drop in points, which are hundredths of the score.
-        changes: The distinct drops of single units, where 1 is the drop from the best score to the worst. A
-            unit is a sample, or a group of samples from `leave_out` in a metric over the whole set.
-        counts: The number of units with each of `changes`.
+        changes: The distinct drops of samples. 1 is the drop from the best score to the worst. If the metric
+            scores whole sets, these are drops of the groups of samples from `leave_out`.
+        counts: The number of samples or groups with each of `changes`.
         max_gain: The maximum gain of a sample, 0..1. It is 0 if the source model scores 1 on all samples.
         effective: The effective sample size if samples have weights, otherwise 0.
-        heaviest: The count of the heaviest unit. `interval` adds one unseen unit with this count and the
-            largest drop.
+        heaviest: The count of the sample with the largest weight, which is also the count of the sample that
+            `interval` adds.
     """
 
     points: float
@@ -74,9 +75,9 @@ class Drop:
     heaviest: float = 1.0
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return Gaffke's interval of the mean drop.
+        """Return Gaffke's confidence interval of the mean drop.
 
-        No distribution is known for which it misses the mean more often than `confidence` allows.
+        Its coverage is not proven, but no distribution is known for which it is below `confidence`.
         """
         error = (1 - confidence) / 2
         low = 0.0 - self._upper_end(-self.changes, error, unseen=self.max_gain)  # never -0.0
@@ -84,7 +85,7 @@ class Drop:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the drop in points, including the unseen unit that `interval` adds."""
+        """The standard error of the drop in points, including the sample that `interval` adds."""
         changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())
@@ -242,10 +243,10 @@ def _drop(points: float, changes: Floats, samples: int, max_gain: float = 1.0) -
 
 
 def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
-    """Return the scores of a set without one group of samples at a time (jackknife).
+    """Divide samples into groups, and score the whole set without each of the groups (jackknife).
 
     Args:
-        score: Returns the score of the samples at some positions. Raises DataError if they have no score.
+        score: Returns the score of the samples with these indices. Raises DataError if they have no score.
         count: The number of samples, at least 2.
 
     Returns:
@@ -276,7 +277,7 @@ def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats
 
 
 def set_drop(source: float, candidate: float, without: tuple[Floats, Floats], samples: int) -> Drop:
-    """Return the drop of a score over a whole set. Its `changes` come from the groups that were left out.
+    """Return the drop of a score over a whole set, with `changes` from the results of `leave_out`.
 
     Args:
         source: The score of the source model, 0..1.

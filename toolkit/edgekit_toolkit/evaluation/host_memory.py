@@ -1,7 +1,7 @@
 """Peak memory of the chosen candidate on this machine: in a separate process and in the service.
 
-In the service, a model needs as much memory as in any other process, and one more set of inputs, because a
-call may arrive while the inputs of the last one are still in memory.
+In the service, a model needs more memory than in a separate process, because a second call may arrive before
+the inputs of the first call are freed.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ class MemoryHere:
 
     Attributes:
         peak: The peak memory of a new process that opens the model, or None if it could not be measured.
-        service_bytes: The estimated peak memory of a service with the model, or None without a memory limit
-            or an estimate.
+        service_bytes: The estimated peak memory of a service with the model. None if there is no memory limit
+            or no estimate.
         notes: Sentences for the user on how the memory was determined.
     """
 

@@ -37,11 +37,10 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
     """Return the processor time of each model here, divided by that of the first model.
 
-    The models run in turns. A ratio compares lower quartiles, because other processes affect them least. The
-    clock of this thread is used, because under `ulimit -t` the ticks of the process clock are too long.
-
-    `runs` are models with one thread, because waking up other threads takes as long as a small model.
+    The models run in turns. A ratio compares lower quartiles, which other processes affect least. The models
+    must use one thread, because only the processor time of this thread is measured.
     """
+    # Under `ulimit -t`, the clock of the process has too long ticks, so the clock of this thread is used.
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.thread_time)
     first_s, _ = latency["0"].quartiles_s

@@ -67,9 +67,9 @@ class Probes:
 
     Attributes:
         runs: The outputs of each run.
-        samples: The number of samples in each run. None if the first axis of the first output counts them.
-        axes: A dict from the name of an output with a data-dependent number of rows to the index of the axis
-            that counts rows.
+        samples: The number of samples in each run. None if it is the first dimension of the first output.
+        axes: A dict from the name of each output with a data-dependent number of rows to the index of the
+            axis of the rows.
         stated_layout: The layout of the boxes from the task of the package, or None to infer it.
     """
 

@@ -126,7 +126,10 @@ class Scores:
         return self.confirmation or self.choosing
 
     def without(self, dropped: Collection[int]) -> "Scores":
-        """Return the scores without the candidates at these positions. They must include all spoiled ones."""
+        """Return the scores without some candidates.
+
+        `dropped` are the indices of the candidates, which must include those of all spoiled candidates.
+        """
         confirmation = None if self.confirmation is None else self.confirmation.without(dropped)
         rows = [index + 1 for index in dropped]
         return replace(
@@ -383,16 +386,18 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Positions]:
 
 
 def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
-    """Return the columns of a table of outcomes by which candidates can be judged, without NaN.
+    """Remove NaN from a table of outcomes, so that candidates can be judged by it.
 
     NaN means that neither the model nor the source model finds anything in the sample. They agree, so NaN
-    becomes 1. Samples with NaN for all models are omitted.
+    is replaced by 1. The columns of samples with NaN for all models are removed.
 
-    `table` has the scores 0..1 or NaN, [models, samples], with the source model first. `reference` are the
-    source model's outputs on one sample, for messages.
+    Args:
+        metric: The metric of the scores.
+        table: The scores, which are 0..1 or NaN, [models, samples], with the source model first.
+        reference: The outputs of the source model for one sample, for messages.
 
     Raises:
-        DataError: No sample remains, or the metric gives the source model less than 1 against itself.
+        DataError: All columns were removed, or the source model scores less than 1 compared with itself.
     """
     shapes = ", ".join(f"'{name}' {list(value.shape)}" for name, value in reference.items())
     judged = ~np.isnan(table).all(axis=0)
