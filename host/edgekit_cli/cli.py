@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _one_line(message: str) -> str:
-    """Return a message on one line, without characters of foreign names that could act on the terminal."""
+    """Return a message on one line, without control characters from untrusted names."""
     from edgekit_runtime.system.shown_text import clean
     from edgekit_toolkit.report.figures import shorten
 
@@ -113,9 +113,9 @@ def _one_line(message: str) -> str:
 
 
 def _report(arguments: list[str], error: BaseException, message: str, exit_code: int) -> int:
-    """Print the error as JSON on stdout if the caller asked for JSON, and return the exit code.
+    """Print the error as JSON on stdout if `--json` was given, and return the exit code.
 
-    It looks in the arguments, not in a parsed option, so that usage errors are covered too.
+    The option is searched in the raw arguments, so that usage errors are also printed as JSON.
     """
     if "--json" in arguments:
         data = dict(vars(error)) if isinstance(error, EdgekitError) else {}

@@ -122,7 +122,7 @@ def _inspect_package(path: Path) -> Inspection:
     """Return the contents of a package.
 
     Raises:
-        PackageError: the file is not a package; the message says what it is, if that is known.
+        PackageError: The file is not a package. The message says what it is, if known.
     """
     from edgekit_runtime.errors import PackageError
     from edgekit_toolkit.importers.file_kind import describe_no_package
@@ -157,7 +157,7 @@ def _inspect(path: Path) -> Inspection:
 
 
 def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
-    """Return whether the key is not known here, so that the signature cannot be checked."""
+    """Return whether the key is unknown here, so that the signature cannot be verified."""
     return error.key_id is not None and error.key_id not in trust.key_ids
 
 
@@ -248,7 +248,7 @@ def _artifact_rows(manifest: Manifest) -> Iterator[tuple[str]]:
 
 
 def _weight_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
-    """Yield shape and bits of each weight that is stored as 8-bit codes, in the order of the file."""
+    """Yield the shape and the bits of each weight with 8-bit codes, in file order."""
     import numpy as np
 
     from edgekit_host.transport.package_encoder import list_tensors
@@ -310,7 +310,7 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
 
 
 def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """Return the rows of figures; of `reference`, which holds tables for a device, only whether it exists."""
+    """Return the rows of figures. For `reference`, which has tables for devices, only show that it exists."""
     yield from _free_rows({name: value for name, value in figures.items() if name != "reference"})
     if "reference" in figures:
         reference = figures["reference"]
@@ -321,9 +321,9 @@ def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
 def _free_rows(
     values: Mapping[str, JsonValue], prefix: str = "", depth: int = 1, origin: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text for each value in a free JSON object; inner objects give names with dots.
+    """Yield a name and a text for each value in a JSON object. Nested objects give dotted names.
 
-    Label and place of a figure (measured, modelled, estimated; where) follow it in brackets (`origin`).
+    The `origin` of a figure, which is its label and place, follows in parentheses.
     """
     for name, value in values.items():
         if not isinstance(value, dict) or value.keys() <= {"label", "on"} or depth == _MAX_DEPTH:
@@ -346,7 +346,7 @@ def _figure(name: str, figure: Mapping[str, JsonValue], origin: str) -> str:
 
 
 def _number(name: str, value: JsonValue, unit: str | None = None) -> str:
-    """Return a value with its unit, which figures and limits of known names have without stating it."""
+    """Return a value with its unit, which follows from the name of the figure or limit."""
     from edgekit_toolkit.report.figures import FIGURES, show
 
     unit = unit or FIGURES.get(name, ("", ""))[1]

@@ -73,7 +73,7 @@ def _show(source: SourceModel[TfliteModel]) -> None:
 
 
 def _type(tensor: InterfaceTensor) -> str:
-    """Return type and shape, and the values that its codes stand for."""
+    """Return the type and shape, and how the codes of a quantized tensor convert to real values."""
     text = f"{tensor.dtype} [{', '.join('free' if size < 0 else str(size) for size in tensor.shape)}]"
     if tensor.scale is None or tensor.zero_point is None:
         return text
@@ -82,7 +82,7 @@ def _type(tensor: InterfaceTensor) -> str:
 
 
 def _layer_rows(source: SourceModel[TfliteModel]) -> Iterator[tuple[str, str, str]]:
-    """Return a row for each way of storing layers, the most frequent first."""
+    """Return a row for each storage format of layers, most frequent first."""
     layers = source.model.summary.layers.values()
     for precision, count in Counter(layer.precision for layer in layers).most_common():
         weight_bytes = sum(layer.weight_bytes for layer in layers if layer.precision == precision)

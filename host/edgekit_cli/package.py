@@ -256,7 +256,7 @@ def command(
 
 
 def _package_member(out: Path, key: str, console: Console, model: Path, arguments: list[str]) -> Path:
-    """Package a model of a pipeline with these arguments; return its package."""
+    """Package a model of a pipeline with these arguments, and return the path of its package."""
     from edgekit_cli.package_request import command_line, read_request
 
     with command.make_context("package", [str(model), *arguments]) as ctx:
@@ -282,10 +282,10 @@ def _find_package(document: Report, out: Path) -> Path:
 
 
 def _import_engines() -> None:
-    """Import the slow modules; Ctrl-C waits, because an interrupt crashes extension modules on import.
+    """Import the slow modules. Ctrl-C is delayed, because it crashes extension modules during import.
 
-    Numpy's OpenBLAS multiplies with one thread: its threads wait in a busy loop, and sums would depend on
-    their number.
+    OpenBLAS in Numpy uses one thread. With more threads they would wait in a busy loop, and sums would depend
+    on their number.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     interrupts: list[int] = []
@@ -306,7 +306,7 @@ def _import_engines() -> None:
 def _search(
     request: Request, out: Path, key: str, console: Console, command_line: str, *, fixed_version: bool
 ) -> tuple[Report, list[Path]]:
-    """Search and write; returns the report and its files."""
+    """Search for a package, write the results, and return the report and its files."""
     from edgekit_cli.progress import ProgressBar
     from edgekit_toolkit.measurement.measured_costs import take_measured_costs
     from edgekit_toolkit.packaging.next_version import find_free_version
@@ -337,7 +337,7 @@ def _search(
 
 
 def _with_last_version(run: Run, out: Path) -> Run:
-    """Return the run under the previous version, if that package is in `out` and is the same."""
+    """Return the run with the previous version, if that package is in `out` and identical."""
     from edgekit_toolkit.packaging.next_version import FIRST_VERSION, under_last_version
 
     packaged = run.packaged
@@ -375,10 +375,10 @@ def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> t
 
 
 def _show(document: Report, written: list[Path], console: Console, *, as_json: bool) -> None:
-    """Print the outcome; a refusal is an error.
+    """Print the outcome.
 
     Raises:
-        BudgetError: no candidate keeps all limits.
+        BudgetError: No candidate meets all limits.
     """
     import json
 

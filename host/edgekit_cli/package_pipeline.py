@@ -88,7 +88,7 @@ def package_pipeline(
 def _describe(
     draft: PackageDraft, signer: StatementSigner, limits: Budget, costs: list[StageCosts]
 ) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return the output of `--json`."""
     content, manifest = package_file(draft, signer), draft.manifest
     return {
         "name": manifest.name,
@@ -143,7 +143,7 @@ def _read_limits(text: str) -> Budget:
 
 
 def _list_arguments(options: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return options as the command line takes them; files are beside the pipeline's."""
+    """Return options as command line arguments. Paths are resolved in the folder of the pipeline file."""
     arguments = []
     for name, value in options.items():
         for item in value if isinstance(value, list) else [value]:

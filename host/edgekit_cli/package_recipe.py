@@ -37,7 +37,7 @@ def check_alone(ctx: click.Context) -> None:
 
 
 def _check_target(target: str | None, recipe: Recipe) -> None:
-    """Refuse another target than the recipe's; the target's file need not be here."""
+    """Refuse a target that differs from the recipe's. The target's own file may be missing."""
     if target in {None, recipe.target}:
         return
     name = load_target(str(target), [find_user_targets()]).name

@@ -106,7 +106,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
 
 
 def _thread_counts(target: Target, backend: str) -> tuple[int, ...]:
-    """Return the numbers of threads to time: 1 and the target's cores, at most the cores here; or none."""
+    """Return the thread counts to time: 1 and the target's cores, limited to the cores here, or none."""
     most = min(int(target.cpu.cores.value), count_cores())
     if most == 1 or is_brief("times") or (backend != "auto" and find_support(backend).on_gpu):
         return ()
@@ -117,7 +117,7 @@ def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:
     """Return a form without the codes of earlier weights, which would replace the new weights.
 
     Raises:
-        RecipeError: the form has fewer channels than the model.
+        RecipeError: The form has fewer channels than the model.
     """
     if form.compression is not None and form.compression.channels:
         raise RecipeError(
@@ -128,7 +128,7 @@ def _form_for_other_weights(form: Form, earlier: EarlierModel | None) -> Form:
 
 
 def _backend(requested: str | None, target: Target, model: Path) -> str:
-    """Return the requested engine, or the one that the target prefers among those packaged for here."""
+    """Return the requested engine, or the target's preferred engine among those packaged for here."""
     engines = target.backend.names
     if requested is not None and requested not in {*engines, "auto"}:
         raise click.BadParameter(

@@ -230,9 +230,9 @@ def _measure(
     *,
     has_modes: bool,
 ) -> tuple[JobResult, MeasuredPower | None, str]:
-    """Return the times of graphs on a device, its power meanwhile, and the meter, or why there is none.
+    """Return the times of graphs on a device, its power, and its meter or the reason for none.
 
-    A meter that fails costs the power alone.
+    If the meter fails, only the power is missing.
     """
     import time
 
@@ -265,7 +265,7 @@ def _measure(
 
 
 def _find_target(on: str, base: str | None, name: str | None) -> Target:
-    """Return the target that a profile is made from, with the name of the new one."""
+    """Return the base target of a profile, with the name of the new target."""
     from edgekit_cli.hil.bench_machine import find_names
     from edgekit_toolkit.measurement.device_profile import start_profile
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
@@ -280,7 +280,7 @@ def _find_target(on: str, base: str | None, name: str | None) -> Target:
 
 
 def _check(target: Target, path: Path, *, is_forced: bool) -> None:
-    """Refuse a profile that could not be used, before anything is measured."""
+    """Refuse a profile that could not be used, before the measurement."""
     from edgekit_runtime.errors import OutputError, TargetError
     from edgekit_runtime.system.engines import find_engine
 

@@ -145,7 +145,7 @@ def _time(session: Session, result: Inference, repeat: int) -> dict[str, Any]:
 
 
 def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dict[str, Any]:
-    """Return the printed facts about an output; NaN and infinities, which JSON lacks, become null."""
+    """Return facts about an output, with null for NaN and infinities, which JSON lacks."""
     import numpy as np
 
     from edgekit_toolkit.evaluation.batch_inference import find_top_classes

@@ -68,7 +68,7 @@ def _list(console: Console, targets: Sequence[Target]) -> None:
 
 
 def _runs(target: Target) -> list[str]:
-    """Return what was seen or measured on devices of this class, with dates."""
+    """Return observations and measurements on devices of this class, with dates."""
     runs = [f"{evidence.kind} {evidence.date[:10]}" for evidence in _seen(target)]
     if (costs := _find_costs(target)) is not None:
         evidence, times = costs
@@ -118,7 +118,7 @@ def _seen(target: Target) -> list[Evidence]:
 
 
 def _find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
-    """Return the evidence that measured the costs of a target, and its times, or None."""
+    """Return the evidence with measured costs of a target and its times, or None."""
     from edgekit_host.evidence import read_measured_costs
 
     if not read_measured_costs(target.name):
@@ -129,7 +129,7 @@ def _find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
 
 
 def _describe_costs(target: Target) -> str:
-    """Return where the costs of latency and energy come from, and how far off they were."""
+    """Describe the source of the latency and energy costs, and their errors."""
     active = target.power.mode(target.power.default_mode).active
     energy = f"Energy is that times {active.value:g} W ({active.status})."
     if (times := target.device_times) is not None:
@@ -159,7 +159,7 @@ def _describe_costs(target: Target) -> str:
 
 
 def _show_evidence(console: Console, target: Target) -> None:
-    """Show the results of runs on benches, each with its source."""
+    """Show the results of bench runs, each with its source."""
     from edgekit_host.evidence import describe_source, read_checkout
     from edgekit_host.terminal import print_line, print_section
 
@@ -192,7 +192,7 @@ def _describe_figure(figure: Figure) -> tuple[str, str, str]:
 
 
 def _power_modes(target: Target) -> str:
-    """The names that `edgekit package --power-mode` takes."""
+    """Return a text with the names for `edgekit package --power-mode`."""
     names = [mode.name for mode in target.power.modes]
     if len(names) == 1:
         return f"{names[0]}, the only one"

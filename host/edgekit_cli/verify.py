@@ -92,11 +92,11 @@ class VariantSelfTest(NamedTuple):
 
 
 def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
-    """Test every variant whose engine is installed here.
+    """Test all variants whose engine is installed.
 
     Raises:
-        EngineMissingError: there is none for any of them.
-        BackendError: a variant fails.
+        EngineMissingError: No engine is installed for any variant.
+        BackendError: A variant fails.
     """
     import contextlib
 

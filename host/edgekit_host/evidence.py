@@ -250,7 +250,7 @@ def read_newest(target: str) -> list[Evidence]:
 
 
 def _read_all(target: str) -> list[Evidence]:
-    """Return all evidence of a target that shows something, oldest first."""
+    """Return all evidence of a target in which not all tests were skipped, oldest first."""
     runs = []
     for path in list_committed().glob("*.json"):
         document = _read_document(path)

@@ -22,7 +22,7 @@ class Markup(str):
     __slots__ = ()
 
     def __html__(self) -> "Markup":
-        """Return itself: this is how Jinja's templates know text that is HTML already."""
+        """Return itself, so that Jinja does not escape it."""
         return self
 
 

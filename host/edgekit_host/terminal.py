@@ -19,7 +19,7 @@ _GAP = 2  # between columns
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave a closed pipe to the command line, which has an exit code for it."""
+        """Let the command line handle a closed pipe, because it has an exit code for that."""
         raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
 
 
@@ -84,7 +84,7 @@ def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...
 
 
 def _fit_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
-    """Return column widths that let as many rows as possible, shortest first, fit on one line."""
+    """Return column widths with which as many rows as possible fit on one line, shortest first."""
     widths = [0] * len(rows[0])
     for row in sorted(rows, key=lambda row: sum(map(cell_len, row))):
         wider = [max(width, cell_len(text)) for width, text in zip(widths, row, strict=True)]

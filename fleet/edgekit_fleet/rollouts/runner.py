@@ -98,7 +98,7 @@ def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[i
 
 @dataclass(slots=True, kw_only=True)
 class _RolloutMemory:
-    """An open rollout as the runner remembers it; all of it can be read again."""
+    """The state of an open rollout in memory, which can be rebuilt from the store."""
 
     progress: Progress
     last_entry: int
@@ -113,7 +113,7 @@ class _RolloutMemory:
     figures: FigureCache = field(default_factory=FigureCache)
 
     def note_entry(self, number: int) -> None:
-        """Remember that all entries up to this one are in `progress`."""
+        """Record that `progress` includes all entries up to this one."""
         self.last_entry = number
 
 
@@ -121,9 +121,9 @@ class RolloutRunner:
     """Runs the open rollouts. The manager's loop calls `turn`."""
 
     def __init__(self, shards: Shards | None = None, *, devices_per_turn: int = _DEVICES_PER_TURN) -> None:
-        """Prepare to carry out the rollouts of these shards, by default all.
+        """Prepare to run the rollouts of these shards, by default all.
 
-        `devices_per_turn`: most devices to which a turn applies a decision, in each rollout.
+        `devices_per_turn` is the maximum number of devices that a turn starts in each rollout.
         """
         self._memories: dict[str, _RolloutMemory] = {}
         self._shards, self._devices_per_turn = shards or Shards.of_all(), devices_per_turn
@@ -143,7 +143,7 @@ class RolloutRunner:
         return any(memory.backlog for memory in self._memories.values())
 
     def _lock_rollouts(self, session: Session) -> list[RolloutRow]:
-        """Return the open rollouts, and keep others from writing to their logs until the transaction ends."""
+        """Return the open rollouts, with their logs locked until the transaction ends."""
         open_ones = select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES)).order_by(RolloutRow.name)
         shards = self._shards
         shards.look_around(session)
@@ -177,10 +177,11 @@ class RolloutRunner:
             row.ended_at = now
 
     def _decide(self, session: Session, row: RolloutRow, memory: _RolloutMemory, now: float) -> None:
-        """Log the answers of devices and the decision that follows from them.
+        """Log the answers of devices and the decisions that follow from them.
 
-        While devices of an earlier decision wait for their documents, an abort or a pause withdraws the
-        release from them; all other decisions wait until they have them.
+        Devices of an earlier decision may still wait for their documents. An abort or a pause then withdraws
+        the release from these devices. All other decisions are delayed until these devices have their
+        documents.
         """
         memory.observed_at = min(memory.observed_at, now)  # the clock may have been set back
         if memory.progress.settings.is_dynamic and now - memory.joined_at >= _JOIN_S:
@@ -234,7 +235,7 @@ class RolloutRunner:
             memory.backlog.update(dict.fromkeys(sorted(decision.devices)))
 
     def _follow_log(self, session: Session, row: RolloutRow) -> _RolloutMemory:
-        """Return the progress, with entries that others have written to the log meanwhile."""
+        """Return the state of a rollout, updated with entries that others have written to the log."""
         memory = self._memories.get(row.name)
         for number, at, entry in read_entries(session, row.name, 0 if memory is None else memory.last_entry):
             if memory is None:
@@ -323,7 +324,7 @@ def _observe_executions(session: Session, rollout: str, memory: _RolloutMemory) 
 
 
 def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
-    """Return the joint outcome of the executions of all models of a device."""
+    """Return the combined outcome and code of the executions of all models on a device."""
     worst: tuple[Outcome, str] = ("succeeded", "")
     for row in rows:
         if row.state in ("failed", "timed_out"):
@@ -334,7 +335,7 @@ def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
 
 
 def _observe_fallbacks(session: Session, rollout: str, memory: _RolloutMemory) -> Iterable[AnswerEntry]:
-    """Yield the devices that confirmed the release, and whose slots went back from it by themselves."""
+    """Yield an answer for each device that confirmed the release and later rolled back by itself."""
     rows = session.execute(
         select(DeviceRow.name, DeviceRow.reported)
         .join(MemberRow, (MemberRow.device == DeviceRow.name) & (MemberRow.rollout == rollout))
@@ -362,7 +363,7 @@ def _observe_fallbacks(session: Session, rollout: str, memory: _RolloutMemory) -
 
 
 def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable[str]:
-    """Yield the devices for which a logged decision was not carried out: the manager was killed before."""
+    """Yield the devices whose logged decision was not carried out, because the manager was killed."""
     rows = session.execute(
         select(MemberRow.device, MemberRow.attempts)
         .join(DeviceRow, DeviceRow.name == MemberRow.device)
@@ -375,7 +376,7 @@ def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable
 
 
 def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Entry]:
-    """Add devices that match the selector only now; returns the entries to log."""
+    """Add devices that have begun to match the selector, and return the entries to log."""
     if not try_exclude_writers(session):  # another rollout may take them in that very moment: later, then
         return []
     members = memory.progress.members
@@ -405,7 +406,11 @@ def _join(session: Session, row: RolloutRow, memory: _RolloutMemory) -> list[Ent
 def _carry_out(
     session: Session, row: RolloutRow, memory: _RolloutMemory, devices: Sequence[str], now: float
 ) -> list[AnswerEntry]:
-    """Write the wanted models of the next devices of the backlog; returns answers that need no execution."""
+    """Write the desired models of the next devices in the backlog.
+
+    Returns:
+        The answers of devices that need no execution.
+    """
     members = memory.progress.members
     returning = [device for device in devices if members[device].state == "returning"]
     # Parsing what each device ran takes a fifth of the time, and most waves do not need it.
@@ -467,12 +472,12 @@ def _carry_out(
 def _answer_for(
     returning: Sequence[str], skipped: Mapping[str, str], desired_rows: Sequence[Mapping[str, Any]]
 ) -> list[AnswerEntry]:
-    """Return the answers of devices on the way back that have no execution which could end.
+    """Return the answers of returning devices without an execution that could end.
 
     Args:
-        returning: devices.
-        skipped: device -> why a model of it, or all, does not go back.
-        desired_rows: see `_carry_out`.
+        returning: The names of the returning devices.
+        skipped: The reasons why models of a device do not go back, by device.
+        desired_rows: The new rows of `WantedModelRow`.
     """
     answered = []
     is_removed: dict[str, bool] = {}
@@ -487,7 +492,7 @@ def _answer_for(
 
 
 def _list_foreign(session: Session, rollout: str, devices: Sequence[str]) -> set[tuple[str, str]]:
-    """Return (device, model) of the models on which another rollout has decided since."""
+    """Return the (device, model) pairs that another rollout has changed since."""
     by = WantedModelRow.document["rollout"].as_string()  # also if it goes back to another rollout's version
     rows = session.execute(
         select(WantedModelRow.device, WantedModelRow.model).where(
@@ -502,13 +507,13 @@ def _list_foreign(session: Session, rollout: str, devices: Sequence[str]) -> set
 def _fit(
     row: RolloutRow, offer: dict[str, Any], ran: Mapping[str, Any] | None, *, is_return: bool
 ) -> dict[str, Any]:
-    """Return the `DesiredModel` of a device, as plain values; empty where the model shall be removed.
+    """Return the `DesiredModel` for a device as plain values, or an empty dict to remove the model.
 
     Args:
-        row: row of the rollout.
-        offer: package of the release for the device's class.
-        ran: version that the device ran when the cohort was frozen; empty if none.
-        is_return: whether the device goes back to that version, at once.
+        row: The row of the rollout.
+        offer: The package of the release for the class of the device.
+        ran: The version that ran when the device joined the cohort, or empty.
+        is_return: Whether the device goes back to that version immediately.
     """
     if is_return:
         if not ran:

@@ -147,7 +147,7 @@ def parse_selector(text: str) -> Selector:
 
 
 class _Parser:
-    """Reads tokens from left to right, one function for each level of binding."""
+    """A recursive descent parser with one method for each level of precedence."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -196,12 +196,12 @@ class _Parser:
             raise self._fail(f"expected '{word}'")
 
     def expect_end(self) -> None:
-        """Check that nothing is left."""
+        """Check that no tokens remain."""
         if self._next < len(self._tokens):
             raise self._fail("expected 'and', 'or' or the end")
 
     def read_any(self, depth: int) -> Test:
-        """Read `A or B`."""
+        """Parse `A or B`."""
         if depth > _MAX_DEPTH:
             raise self._fail(f"expected at most {_MAX_DEPTH} brackets within each other")
         tests = [self._read_all(depth)]
@@ -279,7 +279,7 @@ class _Parser:
 
 
 def _is_portable(match: "re.Match[str]") -> bool:
-    """Return whether a set means the same to Python, SQLite and PostgreSQL."""
+    """Return whether a character set means the same in Python, SQLite and PostgreSQL."""
     is_negated, signs = match.groups()
     is_empty = any(first > last for first, last in _RANGE.findall(signs))
     return not is_empty and "[" not in signs and (bool(is_negated) or not signs.startswith("^"))

@@ -88,7 +88,7 @@ def count_by_attributes(session: Session, selector: Selector) -> int | None:
 
 
 def _count_all(session: Session, compiler: "_Compiler", terms: Sequence[Has | Equals]) -> int:
-    """Return how many devices have all of some attributes."""
+    """Return the number of devices that have all these attributes."""
     if not terms:
         return session.scalar(select(func.count()).select_from(DeviceRow)) or 0
     lists = [select(AttributeRow.device).where(compiler.compile_row(term)) for term in terms]
@@ -98,7 +98,7 @@ def _count_all(session: Session, compiler: "_Compiler", terms: Sequence[Has | Eq
 
 
 class _Compiler:
-    """Turns the tree of a selector into a condition."""
+    """Compiles the syntax tree of a selector to a condition."""
 
     def __init__(self, dialect: str, lookup: Lookup = "names") -> None:
         self._has_glob = dialect == "sqlite"
@@ -127,7 +127,7 @@ class _Compiler:
                 return or_(*map(self.compile, tests))
 
     def compile_row(self, test: Has | Equals) -> ColumnElement[bool]:
-        """Return the condition that a row of `AttributeRow` matches."""
+        """Return the condition for rows of `AttributeRow`."""
         is_named = AttributeRow.name == test.name
         if isinstance(test, Has):
             return is_named
@@ -176,7 +176,7 @@ def _is_glob(pattern: str) -> bool:
 
 
 def _split(pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of a pattern as in file names: `any`, `one`, `set`, `not-set` or `text`."""
+    """Yield the (kind, text) parts of a shell pattern: `any`, `one`, `set`, `not-set` or `text`."""
     at = 0
     while at < len(pattern):
         match = SET.match(pattern, at)
@@ -189,7 +189,7 @@ def _split(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _to_glob(pattern: str) -> str:
-    """Return a pattern as SQLite's GLOB wants it."""
+    """Convert a pattern to a GLOB pattern of SQLite."""
     signs = {"any": "*", "one": "?"}
     parts = []
     for kind, text in _split(pattern):
@@ -201,7 +201,7 @@ def _to_glob(pattern: str) -> str:
 
 
 def _to_regex(pattern: str) -> str:
-    """Return a pattern as a regular expression of PostgreSQL."""
+    """Convert a pattern to a regular expression of PostgreSQL."""
     signs = {"any": ".*", "one": "."}
     parts = []
     for kind, text in _split(pattern):

@@ -75,7 +75,7 @@ def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
 
 
 def _remove_part(store: Store, vault: SampleVault, part: Path) -> None:
-    """Delete an upload, and the file of its sample if an interruption left that without a row."""
+    """Delete an upload, and the file of its sample if an interruption left the file without a row."""
     sample_id = part.name.partition(".")[0]
     with store.snapshot() as session:
         is_stored = session.get(SampleRow, sample_id) is not None

@@ -31,7 +31,7 @@ class SampleVault:
     """
 
     def __init__(self, folder: FleetFolder, settings: FleetSettings) -> None:
-        """Name the folders; keys and samples are read when they are needed."""
+        """Set the paths. Keys and samples are read when needed."""
         self._folder, self._samples = folder, folder.path / _PREFIX
         self.incoming = self._samples / "incoming"
         is_bucket = settings.artifacts_storage and not settings.artifacts_storage.startswith("file:")

@@ -74,7 +74,10 @@ class FleetAccess:
 
 @dataclass(slots=True)
 class _LastReport:
-    """The last report: content (None if the broker may lack it), time by the monotonic clock, number."""
+    """The last report.
+
+    Its content is None if the broker may not have it. `at_s` is its time by the monotonic clock.
+    """
 
     content: object = None
     at_s: float = 0.0
@@ -100,14 +103,14 @@ class SimulatedDevice:
         versions: Mapping[str, VersionBehaviour],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Read key and certificate of the device; `start` connects it.
+        """Read the key and certificate of the device. `start` connects it.
 
         Args:
-            member: the device.
-            access: access to its fleet.
-            behaviour: behaviour of the device.
-            versions: version -> its behaviour; the mapping may change later.
-            later: runs a call after the messages received so far, as work of the device's own processor.
+            member: The enrolled device.
+            access: The access data of the fleet.
+            behaviour: The behaviour of the device.
+            versions: The behaviour of each version. The mapping may change later.
+            later: A function that runs a call after the messages received so far.
         """
         self.name, self.behaviour, self.counts = member.device, behaviour, DeviceCounts()
         self.desired: Desired | None = None
@@ -289,7 +292,7 @@ class SimulatedDevice:
         self._step = (step, timer, time.monotonic())
 
     def _end_step(self) -> None:
-        """Break off a step; downloaded bytes stay."""
+        """Interrupt a step, but keep the downloaded bytes."""
         if self._step is None:
             return
         step, timer, begun_at = self._step

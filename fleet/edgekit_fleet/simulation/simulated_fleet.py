@@ -53,11 +53,12 @@ class SimulatedFleet:
         """Prepare the devices.
 
         Args:
-            members: members of the fleet; see `enrol_simulated`.
-            access: access to the fleet; see `read_access`.
-            behaviours: device -> its behaviour; all others are good.
-            versions: see the attribute; a version that is not named is good.
-            connect_within_s: time in which all devices connect; None for a time that a broker bears.
+            members: The enrolled devices, see `enrol_simulated`.
+            access: The access data of the fleet, see `read_access`.
+            behaviours: The behaviour of each device, by default good.
+            versions: The behaviour of each version, by default good.
+            connect_within_s: The time in which all devices connect, or None for a time that a broker can
+                handle.
         """
         allow_many_files(len(members) + 100)
         self.versions = dict(versions or {})
@@ -163,7 +164,7 @@ class SimulatedFleet:
             await asyncio.wait_for(asyncio.gather(*ends), _END_S)
 
     def _later(self, work: Callable[[], None]) -> None:
-        """Run work of a device's own processor, after all received messages were taken."""
+        """Run work of a device after all received messages were handled."""
         self._work.append(work)
         if not self._is_working:
             self._is_working = True

@@ -12,7 +12,7 @@ from edgekit_runtime.agent.documents import DesiredModel, ModelFigures
 
 @dataclass(slots=True, kw_only=True)
 class _SimulatedModel:
-    """A model in the simulated slots; the service runs `version` since `served_at` if it serves it."""
+    """A model in the simulated slots. If the service runs `version`, it does so since `served_at`."""
 
     version: str = ""
     manifest_sha256: str = ""
@@ -32,12 +32,12 @@ class SimulatedSlots:
     """
 
     def __init__(self, device: str, versions: Mapping[str, VersionBehaviour], draw: random.Random) -> None:
-        """Begin with no model.
+        """Create slots without models.
 
         Args:
-            device: name of the device.
-            versions: version -> its behaviour; the mapping may change later.
-            draw: source of the noise on figures.
+            device: The name of the device.
+            versions: The behaviour of each version. The mapping may change later.
+            draw: The random generator for noise on figures.
         """
         self._device, self._versions, self._draw = device, versions, draw
         self._models: dict[str, _SimulatedModel] = {}
@@ -164,5 +164,5 @@ class SimulatedSlots:
         return self._versions.get(version) or VersionBehaviour()
 
     def _has(self, version: str, fault: str, share: float) -> bool:
-        """Return whether this device belongs to the share that has this fault; always the same answer."""
+        """Return whether this device is in the share of devices with a fault. The answer never changes."""
         return random.Random(f"{self._device}/{version}/{fault}").random() < share  # noqa: S311

@@ -67,5 +67,5 @@ def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]
 
 
 def _clean(text: str, most: int) -> str:
-    """Return text that any database can store: a device may state anything."""
+    """Return text that any database can store, whatever the device reported."""
     return text[:most].replace("\0", "").encode("utf-8", "replace").decode()

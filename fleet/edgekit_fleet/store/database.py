@@ -187,7 +187,7 @@ def update_many(
 
 
 class _Compiled:
-    """A statement for many rows, as text and with the order of its parameters."""
+    """A statement for many rows, as text with the order of its parameters."""
 
     def __init__(self, statement: Insert | Update, names: tuple[str, ...], dialect: Dialect) -> None:
         columns = list(names) if isinstance(statement, Insert) else None
@@ -306,10 +306,12 @@ def _read_revision(engine: Engine) -> str | None:
 
 
 def _make_private(path: str | None) -> None:
-    """Let the owner alone read a database: it holds secrets of webhooks. SQLite's other files follow it.
+    """Make a database readable only by its owner, because it contains the secrets of webhooks.
+
+    SQLite's other files get the same permissions.
 
     Raises:
-        OutputError: the file cannot be made.
+        OutputError: The file cannot be created.
     """
     if not path or path == ":memory:":
         return
@@ -324,10 +326,10 @@ def _make_private(path: str | None) -> None:
 
 
 def _parse(url: str) -> URL:
-    """Return a URL in SQLAlchemy's form, which has several hosts and libpq's options in its query.
+    """Convert a URL to the form of SQLAlchemy, with several hosts and libpq's options in its query.
 
     Raises:
-        ArgumentError: it is malformed.
+        ArgumentError: The URL is malformed.
     """
     scheme, separator, address = url.partition("://")
     if scheme not in ("postgresql", "postgres"):
@@ -339,7 +341,7 @@ def _parse(url: str) -> URL:
 
 
 def _hide_password(url: URL) -> str:
-    """Return a URL for messages; libpq also takes a password from the query."""
+    """Return a URL without passwords for messages. libpq also accepts a password in the query."""
     return url.difference_update_query(("password", "sslpassword")).render_as_string()
 
 

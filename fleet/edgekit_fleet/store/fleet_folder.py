@@ -257,9 +257,9 @@ class FleetFolder:
             file.write(encode_json(to_plain(settings)) + b"\n")
 
     def _check_private(self) -> None:
-        """Refuse a folder that existed before and that anybody on this machine may read.
+        """Refuse an existing folder that all users of this machine may read.
 
-        One of another owner is as its administrator has it, such as the mounted volume of a container.
+        A folder of another owner is accepted, such as the mounted volume of a container.
         """
         with contextlib.suppress(OSError):
             status = self.path.stat()

@@ -215,7 +215,7 @@ def count_living(session: Session, now: float) -> int:
 
 
 def _remove_silent(session: Session, clock: float) -> None:
-    """Remove managers without a heartbeat for too long; one in mid-transaction stays until that ends."""
+    """Remove managers whose last heartbeat is too old, unless they are in a transaction."""
     silent = select(ManagerRow).where(
         (ManagerRow.heartbeat_at <= clock - LEASE_S) | (ManagerRow.heartbeat_at > clock + LEASE_S)
     )

@@ -56,10 +56,9 @@ Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)
 
 
 class _Artifacts(StaticFiles):
-    """Files of the repository: all but `timestamp.json` never change under their name.
+    """The files of the repository. Only `timestamp.json` changes without changing its name.
 
-    They are sent in small pieces, each a TLS record: a partly received record is lost when the connection is
-    cut.
+    They are sent in small TLS records, because a partly received record is lost when the connection breaks.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,10 +184,10 @@ class EnrolmentPages:
 
 
 def _count_certificate(session: Session, device: str) -> None:
-    """Count a certificate: each is an entry of the audit log, which nobody can delete.
+    """Count a certificate, because each one adds a permanent entry to the audit log.
 
     Raises:
-        RequestError: 429, the device had 20 in a minute.
+        RequestError: 429 if the device got 20 certificates in a minute.
     """
     if not failure_limit.take(
         session, {f"certificates of {device}": failure_limit.MAX_FAILURES}, time.time()

@@ -43,7 +43,7 @@ class MultipartParser:
         """Read the boundary from the header `Content-Type`.
 
         Raises:
-            RequestError: 415, the type is not `multipart/form-data`.
+            RequestError: 415 if the type is not `multipart/form-data`.
         """
         match = _CONTENT_TYPE.fullmatch(content_type.strip())
         if match is None:

@@ -99,7 +99,7 @@ class Stretch:
 
 
 class _OtherOffsetError(RequestError):
-    """The manager has another number of bytes."""
+    """The upload begins at another offset than the manager expects."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(409, f"the next byte is {offset}")
@@ -143,7 +143,7 @@ class SampleUploads:
         """Return the name of the device.
 
         Raises:
-            RequestError: 401 without a certificate; 403 the device is not of this fleet, or revoked.
+            RequestError: 401 without a certificate, or 403 if the device is unknown or revoked.
         """
         encoded = getattr(request.state, CERTIFICATE, None)
         if encoded is None:
@@ -167,7 +167,7 @@ class SampleUploads:
         """Count a request.
 
         Raises:
-            RequestError: 429, the device sends too many.
+            RequestError: 429 if the device sends too many requests.
         """
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
@@ -181,10 +181,10 @@ class SampleUploads:
 
     @contextmanager
     def _alone(self, device: str) -> Iterator[None]:
-        """Hold the place of one upload of a device.
+        """Reserve an upload for a device during the block.
 
         Raises:
-            RequestError: 429 another one of this device is under way, 503 too many of others are.
+            RequestError: 429 if the device is already uploading, or 503 if too many devices are.
         """
         if device in self._uploading:
             raise RequestError(429, "send one sample after the other", retry_after_s=1)
@@ -226,11 +226,11 @@ class SampleUploads:
         return Response(status_code=201)
 
     def _check(self, device: str, sample_id: str, stretch: Stretch) -> bool:
-        """Return whether the sample is stored already.
+        """Return whether the sample is already stored.
 
         Raises:
-            RequestError: 403 no order means the device, 429 it has sent as many as its orders allow, 503 the
-                fleet stores no more.
+            RequestError: 403 if the device has no order, 429 if its orders allow no more samples, or 503 if
+                the fleet stores no more.
         """
         now = time.monotonic()
         with self._store.snapshot() as session:
@@ -255,10 +255,10 @@ class SampleUploads:
         return False
 
     def _admit(self, session: Session, device: str) -> tuple[list[SampleOrderRow], int]:
-        """Return the orders of a device, and the most bytes of all samples.
+        """Return the orders of a device, and the maximum size of all samples in bytes.
 
         Raises:
-            RequestError: 403, there is none, or the fleet collects no samples.
+            RequestError: 403 if there is no order, or the fleet collects no samples.
         """
         setting = read_setting(session)
         orders = list_orders_of(session, device, time.time() - _LATE_S) if setting is not None else []
@@ -270,7 +270,7 @@ class SampleUploads:
         """Return whether a sample is in the vault.
 
         Raises:
-            RequestError: 403, it is of another device.
+            RequestError: 403 if the sample is from another device.
         """
         row = session.get(SampleRow, sample_id)
         if row is not None and row.device != device:
@@ -278,15 +278,15 @@ class SampleUploads:
         return row is not None
 
     def _find_part(self, device: str, sample_id: str) -> Path | None:
-        """Return the file of an incomplete sample; its name ends with the size of the whole."""
+        """Return the file of an incomplete sample. Its name ends with the size of the whole sample."""
         return next(self._vault.incoming.joinpath(device).glob(f"{sample_id}.*"), None)
 
     def _open_part(self, device: str, sample_id: str, stretch: Stretch) -> Path:
-        """Return the file to which a part is added; too many incomplete ones make the oldest go.
+        """Return the file to append a part to. If there are too many incomplete samples, delete the oldest.
 
         Raises:
-            RequestError: 409, the part does not begin where the file ends.
-            OutputError: the disk is full.
+            RequestError: 409 if the part does not begin where the file ends.
+            OutputError: The disk is full.
         """
         folder = self._vault.incoming / device
         try:
@@ -312,9 +312,9 @@ class SampleUploads:
         """Check a complete sample, and store it.
 
         Raises:
-            RequestError: 422, it is no sample, or of no order; 410, its order holds no more for the device;
-                403, another device has sent it, or none is wanted.
-            OutputError: it cannot be written.
+            RequestError: 422 if it is not a sample or has no order, 410 if its order allows no more samples
+                of the device, or 403 if another device sent it or no samples are collected.
+            OutputError: The sample cannot be written.
         """
         sealed = path.read_bytes()
         try:

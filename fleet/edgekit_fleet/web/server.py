@@ -78,15 +78,16 @@ DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class _Listener(socket.socket):
-    """Accepts connections. Too many TLS handshakes end the oldest one of the address that has most.
+    """Accepts connections, with limits against floods.
 
-    So silent clients use up no descriptors, and one address does not shut out others. When too many wait to
-    be accepted, it accepts the newest of each address, and ends the others before they cost a handshake: a
-    device would wait behind a flood for longer than its timeout.
+    If there are too many TLS handshakes, the oldest one of the address with the most is closed. Idle clients
+    thus use up no file descriptors, and one address does not shut out others. If too many connections wait to
+    be accepted, only the newest of each address is accepted, and the others are closed before their
+    handshakes. Otherwise a device would wait behind a flood for longer than its timeout.
 
     Attributes:
-        handshakes: address and port -> network and connection that is not ready yet.
-        ended: connections and handshakes that have ended since memory was given back.
+        handshakes: The network and the connection of each handshake, by address and port.
+        ended: The number of ended connections and handshakes since memory was returned.
     """
 
     def __init__(self, listening: socket.socket, limits: ConnectionLimits) -> None:
@@ -123,7 +124,7 @@ class _Listener(socket.socket):
         return connection, address
 
     def _thin_out(self) -> None:
-        """If too many connections wait, accept the newest of each network, and end the others."""
+        """If too many connections wait, accept the newest of each network, and close the others."""
         information = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED + 4)
         (waiting,) = struct.unpack_from("=I", information, _UNACKED)
         if waiting <= self.limits.waiting:
@@ -144,10 +145,10 @@ class _Listener(socket.socket):
 
 
 class _BoundedConnection(H11Protocol):
-    """A connection that ends if the head of a request takes too long, or if the client takes too little data.
+    """A connection that is closed if its client sends a header or receives data too slowly.
 
-    uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit. At the
-    limit, a new connection replaces one of the address with the most connections.
+    uvicorn itself has no such limits, so a few hundred slow clients could block it. If there are too many
+    connections, a new one replaces one from the address with the most connections.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -183,7 +184,7 @@ class _BoundedConnection(H11Protocol):
         self._time_head()
 
     def pause_writing(self) -> None:
-        """Begin to measure how fast the client takes its answer."""
+        """Start to measure the download rate of the client."""
         super().pause_writing()
         if self._rate_timer is None:
             self._time_answer()
@@ -208,7 +209,7 @@ class _BoundedConnection(H11Protocol):
             self._head_timer = None
 
     def _time_answer(self) -> None:
-        """Look after each window how much the client has acknowledged, as long as data waits for it."""
+        """Check after each window how much data the client has acknowledged, while data waits to be sent."""
         connection, window_s = self.transport.get_extra_info("socket"), self._limits.window_s
 
         def read_acknowledged() -> int:
@@ -228,11 +229,11 @@ class _BoundedConnection(H11Protocol):
         self._rate_timer = self.loop.call_later(window_s, check, read_acknowledged())
 
     def _make_room(self) -> None:
-        """End a connection of the address that has most: the oldest without a request, or else the oldest.
+        """Close a connection of the address with the most: the oldest without a request, or else the oldest.
 
-        Addresses with fewer connections than this one lose none, and those with as many only idle ones. No
-        address has a limit of its own: a proxy, and a site whose devices share an address, may use what is
-        free.
+        Addresses with fewer connections than this client keep theirs. Addresses with as many lose only idle
+        ones. No address has its own limit, because a proxy or a site with many devices may use all free
+        connections.
         """
         connections = [
             connection for connection in self.connections if isinstance(connection, _BoundedConnection)
@@ -289,18 +290,18 @@ class WebServer:
         """Start the server.
 
         Args:
-            app: application that answers.
-            host: address to listen on.
-            port: TCP port; 0 for a free one.
-            pair: certificate and key, or None for plain HTTP.
-            option: option of the command that sets the port, for messages.
-            trusted_proxies: see `FleetSettings`.
-            client_authority: authority of the certificates that clients may show.
-            limits: what clients may use up.
+            app: The application that answers requests.
+            host: The address to listen on.
+            port: The TCP port, or 0 for a free one.
+            pair: The paths of the certificate and the key, or None for plain HTTP.
+            option: The command line option for the port, for messages.
+            trusted_proxies: See `FleetSettings`.
+            client_authority: The authority of client certificates, or None.
+            limits: The limits for connections.
 
         Raises:
-            TransportError: the port is taken or may not be used.
-            ConfigError: certificate or key cannot be read.
+            TransportError: The port is taken or not permitted.
+            ConfigError: The certificate or key cannot be read.
         """
         self._socket = _listen(host, port, option, limits)
         self.port: int = self._socket.getsockname()[1]
@@ -351,7 +352,7 @@ class WebServer:
         self._socket.close()
 
     async def _trim_memory(self) -> None:
-        """Give the memory of many connections that have ended back to the system."""
+        """Return the memory of closed connections to the system."""
         if self._socket.ended >= self._socket.limits.trim_connections:
             self._socket.ended = 0
             await run_in_threadpool(_give_memory_back)  # anyio ends idle threads, whose objects hold arenas
@@ -370,9 +371,9 @@ class WebServer:
 
 
 def _note_peer(app: ASGIApp, trusted_proxies: Sequence[str]) -> ASGIApp:
-    """Return an application that notes who has connected, and names the client that a trusted proxy states.
+    """Return an application that records the peer, and the client that a trusted proxy names.
 
-    Of nobody else: a client could choose the address that limits count.
+    Other peers may not name a client, because they could choose the address that limits count.
     """
     inner: Any = ProxyHeadersMiddleware(app, list(trusted_proxies)) if trusted_proxies else app  # type: ignore[arg-type]
 

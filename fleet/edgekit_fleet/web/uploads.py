@@ -79,7 +79,7 @@ async def receive_form(
 
 
 class _FormWriter:
-    """Writes the files of a form into a folder, and keeps its fields."""
+    """Writes the files of a form to a folder, and stores its fields."""
 
     def __init__(self, folder: Path, admit: Callable[[Mapping[str, str]], None]) -> None:
         self.files: list[Path] = []
@@ -106,10 +106,10 @@ class _FormWriter:
             self._admit(self.read_fields())
 
     def read_fields(self) -> dict[str, str]:
-        """Return the fields so far.
+        """Return the fields received so far.
 
         Raises:
-            RequestError: one is no text.
+            RequestError: A field is not text.
         """
         try:
             return {name: value.decode() for name, value in self._fields.items()}
@@ -117,7 +117,7 @@ class _FormWriter:
             raise RequestError(400, "a field of the form is no UTF-8") from cause
 
     def close(self) -> None:
-        """Close the file that is open."""
+        """Close the open file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -118,14 +118,14 @@ def find_bench(named: str) -> BenchFile:
 
 
 def _find_main(sections: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the target `main`, if it can be one."""
+    """Return the target `main`, or None if it is missing or malformed."""
     targets = sections.get("targets")
     main = targets.get("main") if isinstance(targets, dict) else None
     return main if isinstance(main, dict) and main.get("drivers") else None
 
 
 def _find_place(main: dict[str, Any]) -> str | None:
-    """Return where the device is reached: over the network or, without that, over a serial line."""
+    """Return the network address of the device, or else its serial line, or None."""
     resources = _list_entries(main.get("resources"))
     service = resources.get(_SERVICE)
     if isinstance(service, dict) and "address" in service:
@@ -138,6 +138,6 @@ def _find_place(main: dict[str, Any]) -> str | None:
 
 
 def _list_entries(part: Any) -> dict[str, Any]:
-    """Return resources or drivers by their names: labgrid takes a table, or a list of tables."""
+    """Return resources or drivers by name. labgrid accepts a table or a list of tables."""
     tables = part if isinstance(part, list) else [part]
     return {name: entry for table in tables if isinstance(table, dict) for name, entry in table.items()}

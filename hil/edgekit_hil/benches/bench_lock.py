@@ -105,10 +105,10 @@ class BenchLock:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock, with a note of who does.
+        """Hold the lock, and record which process holds it.
 
         Raises:
-            BenchError: another process holds it.
+            BenchError: Another process holds the lock.
         """
         self.stem.parent.mkdir(parents=True, exist_ok=True)
         with self._lock_file.open("a+") as file:

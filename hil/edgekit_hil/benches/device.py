@@ -39,9 +39,9 @@ class Device:
     """
 
     def __init__(self, command: Any, transfer: Any, folder: str, python: str) -> None:
-        """Make the folder on the device, empty also if there was one.
+        """Create the folder on the device, or empty it if it exists.
 
-        `command`, `transfer`: active drivers with labgrid's CommandProtocol and FileTransferProtocol.
+        `command` and `transfer` are active drivers with labgrid's CommandProtocol and FileTransferProtocol.
         """
         self._command, self._transfer = command, transfer
         self.folder, self.python = folder, python

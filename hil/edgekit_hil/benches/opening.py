@@ -249,7 +249,7 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
 
 
 def _bring_up(file: BenchFile, target: Any) -> None:
-    """Bring the device to a shell, by the strategy of the file if it names one."""
+    """Connect to a shell on the device, with the strategy of the file if there is one."""
     try:
         if not _transition(target):
             _check_reachable(file, target)
@@ -263,10 +263,10 @@ def _bring_up(file: BenchFile, target: Any) -> None:
 
 
 def _transition(target: Any) -> bool:
-    """Bring the device to a shell by the strategy of its file; return whether it names one.
+    """Connect to a shell with the strategy of the file, and return whether there is one.
 
     Raises:
-        BenchError: the strategy failed.
+        BenchError: The strategy failed.
     """
     try:
         target.get_strategy().transition("shell")
@@ -282,7 +282,7 @@ def _find_power(file: BenchFile, target: Any) -> Any:
     """Return the active driver that cuts the power, or None.
 
     Raises:
-        BenchUnavailableError: the switch that the file names does not work.
+        BenchUnavailableError: The power switch in the file does not work.
     """
     try:
         driver = target.get_driver("PowerProtocol", activate=False)
@@ -294,10 +294,10 @@ def _find_power(file: BenchFile, target: Any) -> Any:
 
 
 def _check_reachable(file: BenchFile, target: Any) -> None:
-    """Check at once whether anything listens at an address where ssh would try for long.
+    """Check that something listens at the address, because ssh would try for a long time.
 
     Raises:
-        BenchUnavailableError: nothing does.
+        BenchUnavailableError: Nothing listens there.
     """
     try:
         service = target.get_resource("NetworkService", wait_avail=False)
@@ -314,7 +314,7 @@ def _check_reachable(file: BenchFile, target: Any) -> None:
 
 
 def _try_activate(target: Any, driver: Any) -> str | None:
-    """Activate a driver; return why that failed, or None."""
+    """Activate a driver, and return why that failed, or None."""
     try:
         target.activate(driver)
     except Exception as cause:
@@ -323,7 +323,7 @@ def _try_activate(target: Any, driver: Any) -> str | None:
 
 
 def _find_meter(target: Any) -> tuple[Any, str]:
-    """Return the active driver that measures power, with what it measures; or None, and why."""
+    """Return the active power meter and what it measures, or None and the reason."""
     meters = [driver for driver in target.drivers if isinstance(driver, MeterProtocol)]
     if not meters:
         return None, "none in the environment file"

@@ -112,7 +112,7 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
             self.ssh.connection_timeout = _TRY_S
 
     def _install_runtime(self) -> None:
-        """Copy this checkout's runtime to a place where the machine's Python finds it."""
+        """Copy this checkout's runtime to a folder from which the machine's Python imports."""
         package = Path(edgekit_runtime.__file__).parent
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:
             with tarfile.open(fileobj=file, mode="w") as archive:

@@ -111,10 +111,12 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
 
 
 def _limit_memory(limit_bytes: int, quota: Path) -> Path:
-    """Return the cgroup that limits memory: a separate one in version 1, that of the quota in version 2.
+    """Create a memory limit, and return its cgroup.
+
+    It is a separate cgroup in version 1, and the cgroup of the quota in version 2.
 
     Raises:
-        ConfigError: this machine has no such limit.
+        ConfigError: This machine cannot limit memory.
     """
     try:
         if not (MEMORY / "memory.limit_in_bytes").is_file():
@@ -133,7 +135,7 @@ def _limit_memory(limit_bytes: int, quota: Path) -> Path:
 
 
 def _kill_group(group: Path) -> None:
-    """Kill every process of a group, also those that they start meanwhile."""
+    """Kill all processes of a cgroup, including those that they start in the meantime."""
     deadline = time.monotonic() + _LEAVE_LIMIT_S
     while time.monotonic() < deadline:
         pids = (group / "cgroup.procs").read_text().split()
@@ -147,7 +149,7 @@ def _kill_group(group: Path) -> None:
 
 
 def _end_group(group: Path, *, own: bool) -> None:
-    """Kill the processes of a group, and remove it if it is our own."""
+    """Kill the processes of a cgroup, and delete the cgroup if `own`."""
     with contextlib.suppress(OSError, BenchError):
         _kill_group(group)
         if own:

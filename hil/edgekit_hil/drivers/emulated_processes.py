@@ -43,7 +43,7 @@ def _call(name: str, *arguments: object) -> None:
     """Call a function of the C library.
 
     Raises:
-        OSError: it failed.
+        OSError: The call failed.
     """
     if getattr(_libc, name)(*arguments):
         code = ctypes.get_errno()
@@ -59,7 +59,7 @@ def _mount(source: str, to: Path, kind: str | None, flags: int = 0, data: str | 
 
 
 def _make_read_only(folder: Path) -> None:
-    """Make a mount and all mounts below it read-only; see mount_setattr(2)."""
+    """Make a mount and all mounts below it read-only, see mount_setattr(2)."""
     attributes = (ctypes.c_uint64 * 4)(_ATTRIBUTE_READ_ONLY, 0, 0, 0)
     _call(
         "syscall",
@@ -73,7 +73,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def _enter_user_namespace() -> None:
-    """Enter new namespaces; a child that stays outside maps the system's users into them."""
+    """Enter new namespaces. A child outside of them maps the users of the system into them."""
     reading, writing = os.pipe()
     inside = os.getpid()
     outside = os.fork()
@@ -101,7 +101,7 @@ def _register(qemu: str) -> None:
 
 
 def _mount_root(root: str, upper: str, work: Path, read_only: Sequence[str]) -> Path:
-    """Return the folder at which the root is mounted."""
+    """Mount the root, and return its folder."""
     merged = work / "merged"
     (work / "work").mkdir()
     merged.mkdir()
@@ -130,7 +130,7 @@ def _mount_root(root: str, upper: str, work: Path, read_only: Sequence[str]) -> 
 
 
 def _mount_processes(folder: Path) -> None:
-    """Mount the file system of processes; what sets the machine's kernel in it is read-only."""
+    """Mount procfs. Its files that change settings of the machine's kernel are read-only."""
     _mount("proc", folder, "proc")
     for path in (folder / name for name in _KERNEL_SETTINGS):
         if path.exists():

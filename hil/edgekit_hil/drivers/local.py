@@ -84,7 +84,7 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
         return texts[0], texts[1], code if code >= 0 else 128 - code
 
     def _execute(self, argv: list[str], timeout: float | None) -> tuple[int | None, bytes]:
-        """Return exit code (None if time was up) and output of a program."""
+        """Run a program, and return its exit code, or None after a timeout, and its output."""
         result = run_program(argv, (), timeout or COMMAND_LIMIT_S, _MAX_OUTPUT_BYTES)
         return result.exit_code, result.output
 

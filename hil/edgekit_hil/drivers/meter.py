@@ -139,10 +139,10 @@ class CommandMeterDriver(Driver, MeterProtocol):
         readings += samples
 
     def _read(self) -> float:
-        """Return the watts at this moment.
+        """Return the current power in watts.
 
         Raises:
-            BenchError: the command failed, or printed no power.
+            BenchError: The command failed, or printed no power.
         """
         words = ["timeout", "-k", "1", f"{self.limit_s:g}", "sh", "-c", self.command]  # ends its children too
         done = run_program(words, (), self.limit_s + 5, _MAX_OUTPUT_BYTES)

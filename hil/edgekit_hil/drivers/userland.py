@@ -169,10 +169,10 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
 
 def _wait_ready(child: ChildProcess) -> int:
-    """Return the process id of the first process of the userland.
+    """Return the id of the first process in the userland.
 
     Raises:
-        BenchUnavailableError: the kernel refuses the namespaces or mounts.
+        BenchUnavailableError: The kernel refuses the namespaces or mounts.
     """
     deadline = time.monotonic() + _START_S
     while not child.output.startswith(b"ready "):

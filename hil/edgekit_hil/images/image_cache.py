@@ -175,7 +175,7 @@ def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
 
 
 def _make_keys(boot: Path, root: Path) -> None:
-    """Make the machine's host key, and a key that may log in as root."""
+    """Create the machine's host key, and a key for logging in as root."""
     for path in (root / "etc/ssh/ssh_host_ed25519_key", boot / "id_ed25519"):
         run_checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
     shutil.copy(boot / "id_ed25519.pub", root / "root/.ssh/authorized_keys")
@@ -193,7 +193,7 @@ def _folder() -> Path:
 
 
 def _list_images() -> list[Image]:
-    """Return the images of this recipe, the oldest first."""
+    """Return the images of this recipe, oldest first."""
     images = [path for path in _folder().glob(f"{recipe.hash_recipe()}-*") if (path / "root").exists()]
     return [Image(path) for path in sorted(images, key=lambda path: path.stat().st_mtime)]
 
@@ -218,14 +218,14 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock(path: Path, kind: int) -> Iterator[None]:
-    """Hold a file against other processes.
+    """Lock a file during the block.
 
     Args:
-        path: path of the file, which is made if it is missing.
+        path: The path of the file, which is created if it is missing.
         kind: `fcntl.LOCK_SH` or `LOCK_EX`.
 
     Raises:
-        BenchError: another process holds it.
+        BenchError: Another process holds the lock.
     """
     with path.open("a") as file:
         try:

@@ -27,7 +27,7 @@ class KernelModules:
     """
 
     def __init__(self, unpacked: Path) -> None:
-        """Find the modules in an unpacked package of a kernel."""
+        """Find the modules in an unpacked kernel package."""
         (folder,) = (unpacked / "lib/modules").iterdir()
         self.release, self._folder = folder.name, folder
         files = (path for path in folder.rglob("*.ko*") if path.suffix in (".ko", ".xz"))

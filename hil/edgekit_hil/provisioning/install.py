@@ -142,7 +142,7 @@ def _find_new(keys: Sequence[Path], facts: InstallFacts) -> list[Path]:
     """Return the keys that the device does not trust yet.
 
     Raises:
-        ProvisioningError: it trusts another key of the same name.
+        ProvisioningError: The device trusts another key with the same name.
     """
     new = []
     for key in keys:
@@ -158,7 +158,7 @@ def _find_new(keys: Sequence[Path], facts: InstallFacts) -> list[Path]:
 
 
 def _run(host: SshHost, rights: str, *call: str, limit_s: float) -> list[str]:
-    """Call a function of the script on the device; its arguments appear in no process list there."""
+    """Call a function of the script on the device, with arguments that its process list does not show."""
     shell = "sudo -n sh" if rights == "sudo" else "sh"
     return host.run(shell, [f"{read_script()}\n{shlex.join(call)} </dev/null\n".encode()], limit_s)
 

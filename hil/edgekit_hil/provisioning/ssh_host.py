@@ -79,7 +79,7 @@ class SshHost:
         return result.output.decode(errors="replace").splitlines()
 
     def _explain(self, line: str) -> None:
-        """Raise the error that the last line of ssh means."""
+        """Raise the error for the last line that ssh printed."""
         if "Host key verification failed" in line:
             raise ProvisioningError(
                 f"{self.name}: its host key is unknown here, or has changed. Connect once with `ssh"

@@ -184,7 +184,7 @@ def pack_pip() -> bytes:
 
 
 def _list_platforms(facts: InstallFacts) -> list[str]:
-    """Return the tags of platforms whose wheels the device takes, the newest first."""
+    """Return the platform tags of wheels that the device supports, newest first."""
     major, minor = facts.glibc
     if (major, minor) < _OLDEST_GLIBC:
         raise ProvisioningError(f"the device has {facts.libc}, expected glibc 2.17 or newer")

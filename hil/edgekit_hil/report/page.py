@@ -83,5 +83,5 @@ _OUTCOMES: Final = ("passed", "failed", "skipped")
 
 
 def _break(text: str) -> Markup:
-    """Return text with line breaks allowed only after punctuation in names of tests and files."""
+    """Return the name of a test or file with allowed line breaks after punctuation."""
     return Markup(re.sub(r"([_/:.]+)(?=[A-Za-z])", r"\1<wbr>", join(text)))

@@ -76,7 +76,7 @@ def _draw(
     labels: tuple[str, str],
     *content: Markup,
 ) -> Markup:
-    """Return a figure; `ticks` and `labels` are those of x and y."""
+    """Return a plot. `ticks` and `labels` each have an entry for x and for y."""
     x_ticks, y_ticks = ([(value, f"{value:.3g}") for value in values] for values in ticks)
     plot = drawing(
         _SIZE,

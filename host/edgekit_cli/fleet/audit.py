@@ -70,7 +70,7 @@ def _read_newest(fleet: FleetCaller, subject: str, action: str, limit: int) -> l
 
 
 def _describe(detail: Mapping[str, Any]) -> str:
-    """Return the content of an entry: for a rollout's log the event in words, else JSON."""
+    """Return the content of an entry, as a sentence for rollout events and as JSON otherwise."""
     if "entries" in detail:
         return "; ".join(map(_describe_step, detail["entries"]))
     return json.dumps(detail, sort_keys=True) if detail else ""

@@ -116,7 +116,7 @@ def _show(device: DeviceDetail) -> None:
 
 
 def _show_logs(fleet: FleetCaller, name: str, lines: int, *, as_json: bool) -> None:
-    """Ask the device for lines, wait for them, and show them."""
+    """Request log lines from the device, wait for them, and show them."""
     from edgekit_fleet.api.endpoints.devices import AskForLogs, GetLog, ask_for_logs, get_log
 
     log = fleet.call(ask_for_logs, AskForLogs(name=name, lines=lines))

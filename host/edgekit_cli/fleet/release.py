@@ -99,7 +99,7 @@ def _describe(release: ReleaseSummary) -> Iterator[str]:
 
 
 def _find_file(package: str, folder: Path) -> Path:
-    """Return the file of a package, fetched into `folder` if it lies in a registry."""
+    """Return the file of a package. A package in a registry is downloaded into `folder`."""
     from edgekit_fleet.releases.oci_registry import fetch_package, is_reference
 
     if is_reference(package):
@@ -120,7 +120,7 @@ def _list(path: Path | None) -> list[ReleaseSummary]:
 
 
 def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummary:
-    """Upload packages to a server, and make a release of them."""
+    """Upload packages to a server, and create a release of them."""
     with connect(None) as fleet:
         from edgekit_fleet.api.endpoints.releases import (
             MakeRelease,
@@ -139,7 +139,7 @@ def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummar
 def _make_here(
     path: Path | None, packages: list[Path], keys_folder: Path | None, settings: dict[str, Any]
 ) -> ReleaseSummary:
-    """Make a release of packages on the fleet's own machine, where they need no second copy."""
+    """Create a release of packages on the fleet's own machine without a second copy of them."""
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases
         from edgekit_runtime.system.paths import find_keys_folder

@@ -37,7 +37,7 @@ _OPEN = ("running", "paused", "returning")
 def _by_model(
     convert: Callable[[str], Any],
 ) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, Any]]:
-    """Return the reader of `VALUE`, for all models, and `MODEL=VALUE`: model or empty -> value."""
+    """Return a parser of `VALUE`, for all models, and `MODEL=VALUE`. The key for all models is empty."""
 
     def read(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
         try:
@@ -63,7 +63,7 @@ def _read_priority(text: str) -> int:
 def _read_evidence(
     _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, OutsideGate]:
-    """Return gate -> its settings, from texts such as `conversion worse=lower limit=-0.02`."""
+    """Parse outside gates such as `conversion worse=lower limit=-0.02`, and return them by name."""
     import shlex
 
     from edgekit_runtime.errors import ConfigError
@@ -252,7 +252,7 @@ def watch(name: str, path: Path | None, as_json: bool) -> None:
 
 
 def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
-    """Yield a rollout each time it has changed, until it has ended."""
+    """Yield a rollout after each change until it has ended."""
     from edgekit_fleet.api.endpoints.releases import GetRollout, get_rollout
 
     last = None

@@ -146,7 +146,7 @@ def command(
 
 
 def _find_own_name(settings: FleetSettings) -> str:
-    """Return the name of a machine that has joined: the fleet's first name belongs to another machine."""
+    """Return the name of this additional manager's machine. The fleet's first name is another machine."""
     if settings.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared
         return settings.host
     own = socket.gethostname()

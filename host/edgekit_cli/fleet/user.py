@@ -125,7 +125,7 @@ def _call(endpoint: Endpoint[Any, Any], request: Any, path: Path | None, *, as_j
 
 
 def _read_password() -> str:
-    """Return a password, typed twice at a terminal, or the first line of standard input."""
+    """Read a password, twice from a terminal or once from the first line of standard input."""
     if sys.stdin.isatty():
         typed: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         return typed

@@ -74,13 +74,13 @@ def _is_bench(text: str) -> bool:
 
 @contextlib.contextmanager
 def _open_bench(bench: str) -> Iterator[MeteredMachine]:
-    """Yield the device of a bench, over the connection in its environment file; holds the bench meanwhile.
+    """Yield the device of a bench, and lock the bench during the block.
 
     Args:
-        bench: path of an environment file, or the name of a bench.
+        bench: The path of an environment file, or the name of a bench.
 
     Raises:
-        BenchError: the bench is not available, or times on it mean nothing.
+        BenchError: The bench is not available, or durations on it are not meaningful.
     """
     from edgekit_hil.benches.bench_file import find_bench
     from edgekit_hil.benches.opening import open_bench

@@ -21,10 +21,10 @@ _COMMAND = "command:"
 
 
 def _read_meter(text: str) -> str:
-    """Return what measures power, as a person writes it.
+    """Parse the text for a power meter.
 
     Raises:
-        click.BadParameter: it is none of `sensors`, `command:COMMAND` and `none`.
+        click.BadParameter: The text is none of `sensors`, `command:COMMAND` and `none`.
     """
     has_command = text.startswith(_COMMAND) and text.removeprefix(_COMMAND).strip()
     if text not in (_SENSORS, _NONE) and not has_command:
@@ -130,12 +130,12 @@ def command(
 def _ask(
     question: str, option: str, default: str | None = None, read: Callable[[str], str] | None = None
 ) -> str:
-    """Return what a person answers; without one, the default.
+    """Ask the user, and return the answer.
 
-    `default`: answer where the person enters nothing, and where nobody can be asked.
+    `default` is the answer if the user enters nothing or cannot be asked.
 
     Raises:
-        click.UsageError: nobody can be asked, and there is no default.
+        click.UsageError: The user cannot be asked, and there is no default.
     """
     if sys.stdin.isatty():
         return str(click.prompt(question, default=default, value_proc=read))

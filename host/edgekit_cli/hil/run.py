@@ -115,7 +115,7 @@ def command(
 
 
 def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
-    """Measure the profile of a real device of the user, unless there is one that holds for it."""
+    """Measure the profile of the user's real device, unless there is a valid one."""
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
     settings, folder = file.settings, find_user_targets()
@@ -147,10 +147,10 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
 
 
 def _holds(times: DeviceTimes, file: BenchFile) -> bool:
-    """Return whether a profile is of the device that a bench has now, and of its engine.
+    """Return whether a profile matches the current device and engine of a bench.
 
     Raises:
-        BenchError: the bench is not available.
+        BenchError: The bench is not available.
     """
     from edgekit_hil.benches.opening import open_bench
     from edgekit_toolkit.measurement.device_profile import is_current

@@ -136,7 +136,7 @@ def prepare(folder: Path, packed: DemoPackage, *, is_tls: bool) -> DemoSetup:
 
 
 def _open_browser(url: str) -> None:
-    """Open a page if there is a screen: on a bare terminal, a text browser would take over the terminal."""
+    """Open a page if there is a graphical display. Otherwise a text browser would occupy the terminal."""
     import os
     import sys
     import webbrowser

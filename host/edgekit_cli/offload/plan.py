@@ -208,10 +208,10 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder for the plan, before the measurements: those take minutes.
+    """Create the folder of the plan before the measurements, which take minutes.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder cannot be written.
     """
     from edgekit_runtime.errors import OutputError
     from edgekit_runtime.system.atomic_files import check_target

@@ -173,10 +173,10 @@ class PlanRequest:
 
 
 def _check_tiers(options: Mapping[str, Any], *, is_tiered: bool, by_url: bool) -> None:
-    """Check the options of three tiers.
+    """Check the options for three tiers.
 
     Raises:
-        click.UsageError: they do not go together.
+        click.UsageError: The options exclude each other, or one is missing.
     """
     if not is_tiered:
         if options["edge"] is not None:
@@ -267,10 +267,10 @@ def read_inputs(request: PlanRequest, progress: ProgressBar) -> PlanInputs:
 def _make_attack(
     request: PlanRequest, model: OpenedModel, samples: Sequence[Feeds]
 ) -> Callable[[Sequence[SentTensor]], Leakage | None] | None:
-    """Return the attack on sent tensors, or None if there are too few samples for one without a limit.
+    """Return the attack that measures leakage, or None if there is no limit and too few samples.
 
     Raises:
-        CutError: there are too few samples for a limit.
+        CutError: There are too few samples for a limit.
     """
     if request.most_leakage_db is None:
         is_possible = len(samples) >= _LEAST_ATTACKED
@@ -285,10 +285,10 @@ def _make_attack(
 
 
 def _check_classes(model: OpenedModel, named: Sequence[str]) -> frozenset[str]:
-    """Return the outputs that `--classes` names.
+    """Return the outputs in `--classes`.
 
     Raises:
-        click.BadParameter: the model has no such output.
+        click.BadParameter: The model has no such output.
     """
     output_names = [output.name for output in model.proto.graph.output]
     if unknown := set(named) - set(output_names):
@@ -299,7 +299,7 @@ def _check_classes(model: OpenedModel, named: Sequence[str]) -> frozenset[str]:
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
-    """Return a grid with the present setting of a link added."""
+    """Return a grid that also includes the current setting of a link."""
     bandwidths = {*grid.bandwidths_mbit_s, float(f"{link.up_bits_per_s / 1e6:.3g}")}
     return Grid(tuple(sorted(bandwidths)), tuple(sorted({*grid.rtts_ms, float(f"{link.rtt_s * 1e3:.3g}")})))
 
@@ -313,7 +313,7 @@ def _measurement(
     *,
     profiles: Mapping[str, ModelProfile],
 ) -> CutMeasurement | TieredMeasurement | None:
-    """Return the measurement of real cuts if all machines are available, and not only their profiles."""
+    """Return the measurement of real cuts, or None if only the profile of a machine is available."""
     texts = (request.device, request.edge or request.server, request.server)
     if request.access is not None or any(map(_is_profile, texts)):
         return None
@@ -332,10 +332,10 @@ def _measurement(
 
 
 def _check_machine(text: str | None, option: str) -> None:
-    """Check that a text names a profile, a machine or a URL.
+    """Check that a text is a profile, a machine or a URL.
 
     Raises:
-        CutError: it is none of these.
+        CutError: The text is none of these.
     """
     if text is None or _is_profile(text) or (option == "--server" and is_url(text)):
         return
@@ -391,7 +391,7 @@ def parse_bytes(text: str, option: str) -> float:
 def _profile(
     text: str, name: str, graph: RunnableGraph, seconds: float, progress: ProgressBar
 ) -> ModelProfile:
-    """Return the profile in a file, or measure one on a machine."""
+    """Read a profile from a file, or measure one on a machine."""
     if _is_profile(text):
         return read_profile(Path(text))
     machine = Machine.parse(text)

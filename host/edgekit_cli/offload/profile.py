@@ -91,12 +91,12 @@ def command(file: Path, *, on: str, server: str | None, as_json: bool, **options
 
 
 def _machine_name(text: str) -> str:
-    """Return a machine's name as a part of a file's name: `local-20` for `local@20%`."""
+    """Return the name of a machine for file names, such as `local-20` for `local@20%`."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
 
 
 def _count_cuts(content: bytes, profile: ModelProfile) -> int:
-    """Return the number of tensors behind which the model can be cut, without inputs and outputs."""
+    """Return the number of tensors after which the model can be cut, without inputs and outputs."""
     from edgekit_offload.profiling.planning_graph import join_profiles
 
     if profile.obstacle:

@@ -87,10 +87,10 @@ def command(
 
 
 def _count_devices(requested: int | None) -> int:
-    """Return how many devices may be connected at one time.
+    """Return the maximum number of connected devices.
 
     Raises:
-        ConfigError: more were asked for than this process may have descriptors for.
+        ConfigError: This process may not have enough file descriptors for the requested number.
     """
     from edgekit_runtime.errors import ConfigError
 
@@ -108,7 +108,7 @@ def _count_devices(requested: int | None) -> int:
 
 
 def _device_command(url: str, tls_cert: Path | None, token_file: Path | None) -> str:
-    """Return the command with which a device uses this server; its files are copies on the device."""
+    """Return the command that uses this server on a device. The files in it are copies on the device."""
     words = ["edgekit-device", "offload", "server", url]
     if token_file is not None:
         words += ["--token-file", shlex.quote(token_file.name)]
@@ -118,10 +118,10 @@ def _device_command(url: str, tls_cert: Path | None, token_file: Path | None) ->
 
 
 def _list_tails(packages: Sequence[Path]) -> list[str]:
-    """Return the names under which the tails are served.
+    """Return the names of the served tails.
 
     Raises:
-        CutError: there are none.
+        CutError: There are no tails.
     """
     from edgekit_runtime.errors import CutError
     from edgekit_runtime.package.archive import read_unverified_manifest  # the service verifies them
@@ -143,7 +143,7 @@ def _list_tails(packages: Sequence[Path]) -> list[str]:
 
 
 def _become_service(config: str, arguments: Sequence[str]) -> None:
-    """Replace this process by the service, with its configuration in memory."""
+    """Replace this process with the service, whose configuration is in memory."""
     descriptor = os.memfd_create("edgekit-offload-serve.toml", 0)  # inherited
     os.write(descriptor, config.encode())
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -93,14 +93,14 @@ def read_whole_model(path: Path) -> NamedModel:
 
 
 def _read_sample_rate(package: OpenedPackage) -> float | None:
-    """Return the sample rate in Hz that the preprocessing of a package states, None if it states none."""
+    """Return the sample rate in Hz from the preprocessing of a package, or None."""
     fields = package_decoding(package).preprocessing or {}
     rate_hz = fields.get("sample_rate")
     return float(rate_hz) if isinstance(rate_hz, int | float) else None
 
 
 def _read_with_weights(path: Path) -> RunnableGraph:
-    """Return an ONNX file with its external data included, or beside it if one file would be too large."""
+    """Read an ONNX file with its external data, as one model unless that would be too large."""
     model, content = _read_onnx(path)
     files = external_files(model, path)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
@@ -200,13 +200,13 @@ def read_samples(
 
 
 def _one_row_bytes(spec: TensorSpec) -> int:
-    """Return the size of one sample; free sizes count as 1."""
+    """Return the size of one sample in bytes, where dynamic dimensions count as 1."""
     sizes = [size for size in spec.shape if isinstance(size, int)]
     return math.prod(sizes) * DTYPES[spec.dtype].itemsize
 
 
 def _one_request(package: OpenedPackage) -> dict[str, Array]:
-    """Return one row of the golden inputs: invented inputs may have sizes that the model cannot take."""
+    """Return one row of the golden inputs. Generated inputs may have sizes that the model cannot process."""
     free = {spec.name for spec in package.manifest.inputs if isinstance(next(iter(spec.shape), 1), str)}
     golden = read_golden_inputs(package)
     return {name: array[:1] if name in free else array for name, array in golden.items()}

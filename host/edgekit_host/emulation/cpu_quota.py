@@ -57,15 +57,15 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     """
 
     def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:
-        """Make the cgroup, and remove the cgroups that crashed processes left behind.
+        """Create the cgroup, and remove the cgroups of crashed processes.
 
         Args:
-            share: share of one processor, 0.1 to 0.95.
-            mounts: table of mounted file systems.
+            share: The share of one processor, 0.1 to 0.95.
+            mounts: The table of mounted file systems.
 
         Raises:
-            ConfigError: the share is out of range, this process may not make a cgroup or raise a priority, or
-                no processor became free of a quota in time.
+            ConfigError: The share is out of range, this process may not create a cgroup or raise a priority,
+                or no processor became free in time.
         """
         if not LEAST_SHARE <= share <= MOST_SHARE:
             raise ConfigError(
@@ -126,10 +126,10 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
 
 
 def _take_processor(undo: contextlib.ExitStack) -> int:
-    """Return a processor without a quota, highest number first; it is free again when this process ends.
+    """Reserve the highest processor without a quota until this process ends, and return its number.
 
     Raises:
-        ConfigError: no processor became free in time.
+        ConfigError: No processor became free in time.
     """
     cpus = sorted(os.sched_getaffinity(0), reverse=True)
     deadline = time.monotonic() + _TURN_LIMIT_S
@@ -151,10 +151,10 @@ def _take_processor(undo: contextlib.ExitStack) -> int:
 
 
 def _wait_until_steals(thief: ChildProcess) -> None:
-    """Wait until a process has the priority to take a processor away.
+    """Wait until a process has the priority to occupy a processor.
 
     Raises:
-        ConfigError: it may not have that priority.
+        ConfigError: The process may not have that priority.
     """
     deadline = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < deadline:
@@ -167,10 +167,10 @@ def _wait_until_steals(thief: ChildProcess) -> None:
 
 
 def _find_cpuset(mounts: Path) -> tuple[Path, int]:
-    """Return the folder of the root cgroup that binds to processors, and its version.
+    """Return the root cgroup that binds processes to processors, and its version.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: There is no such cgroup.
     """
     for line in mounts.read_text().splitlines():
         _, point, kind, options, *_ = line.split()
@@ -184,7 +184,7 @@ def _find_cpuset(mounts: Path) -> tuple[Path, int]:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return when a process started, in ticks since boot, or None if there is no such process."""
+    """Return the start time of a process in ticks since boot, or None if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
     except OSError:
@@ -192,7 +192,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove the groups of processes that have ended."""
+    """Remove the cgroups of processes that have ended."""
     for folder in parent.glob(f"{_PREFIX}-*-*-*"):
         pid, start = folder.name.removeprefix(f"{_PREFIX}-").split("-")[:2]
         if _start_time(int(pid)) != start:
@@ -200,7 +200,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Kill the processes of a group and remove it; if that fails, the next `CpuQuota` removes it."""
+    """Kill the processes of a cgroup and remove it. If that fails, the next `CpuQuota` removes it."""
     deadline = time.monotonic() + _LEAVE_LIMIT_S
     while folder.is_dir() and time.monotonic() < deadline:
         with contextlib.suppress(OSError):

@@ -146,7 +146,7 @@ class NamespaceLink:
 
 
 def _make_namespace(host: str, peer: str) -> tuple[int, int]:
-    """Make a network namespace with an interface; return the descriptors of both."""
+    """Create a network namespace with an interface, and return the descriptors of both."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0:
         code = ctypes.get_errno()
@@ -170,7 +170,7 @@ def _run(command: str) -> None:
     """Run `ip` or `tc` in the namespace of this thread.
 
     Raises:
-        OSError: the program is not installed, or it failed.
+        OSError: The program is not installed, or it failed.
     """
     done = subprocess.run(command.split(), check=False, capture_output=True, text=True)
     if done.returncode:

@@ -94,7 +94,7 @@ class ProxyLink:
             wire.is_open.set()
 
     async def _connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection; if one side breaks off, break off the other."""
+        """Forward one connection. If one side aborts, abort the other side."""
         try:
             server_reader, server_writer = await asyncio.open_connection(HOST, port)
         except OSError:
@@ -116,7 +116,7 @@ class ProxyLink:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wire: SharedWire) -> None:
-    """Carry the bytes of one direction to their end."""
+    """Forward the bytes of one direction until its end."""
     on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_CHUNKS)
 
     async def deliver() -> None:
@@ -149,7 +149,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wir
 
 
 async def _serve() -> None:
-    """Obey orders until the channel closes."""
+    """Execute orders until the channel closes."""
     reader, writer = await asyncio.open_connection(sock=open_channel())
     link = ProxyLink()
     while line := await reader.readline():

@@ -48,15 +48,15 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     __test__ = False  # pytest would collect it as a test by its name
 
     def __init__(self, *, device_share: float | None = None, kind: LinkKind | None = None) -> None:
-        """Make both sides, with a link of 20 Mbit/s each way and a round trip of 20 ms.
+        """Create both sides, and a link with 20 Mbit/s each way and a round-trip time of 20 ms.
 
         Args:
-            device_share: share of one processor that the device's processes get; None for no limit. A share
+            device_share: The share of one processor for the device's processes, or None for no limit. A share
                 needs root.
-            kind: how the link is emulated; None for namespaces if that is possible here, else the proxy.
+            kind: How the link is emulated. The default is namespaces if possible, or else the proxy.
 
         Raises:
-            ConfigError: this machine cannot emulate that, or this user may not.
+            ConfigError: This machine or this user cannot emulate that.
         """
         self.kind: LinkKind = kind or ("namespaces" if can_make_namespaces() else "proxy")
         self._namespaces = {"device": NOTHING, "server": NOTHING}
@@ -145,10 +145,10 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
         self._receive()
 
     def _receive(self) -> dict[str, Any]:
-        """Return the answer of the link's process.
+        """Return the answer from the process of the link.
 
         Raises:
-            ConfigError: the process cannot do that, or has ended.
+            ConfigError: The process refused the order, or has ended.
         """
         try:
             answer: dict[str, Any] = self._link.receive(_ANSWER_LIMIT_S)

@@ -77,7 +77,7 @@ class Room:
 
 
 def _box(x: float, y: float, text: str, dx: float) -> _Box:
-    """Return the box of a text right of `x` (dx over 1), left of it (under -1) or around it."""
+    """Return the box of a text to the right of `x` (dx over 1), to the left (dx under -1) or centred."""
     width = _CHAR_WIDTH * len(text)
     left_edge = x if dx > 1 else x - width if dx < -1 else x - width / 2
     return left_edge - _GAP, y - _LINE_HEIGHT + 3, left_edge + width + _GAP, y + 3

@@ -92,7 +92,7 @@ def _label_ticks(axis: Axis) -> list[tuple[float, str]]:
 
 
 def _shades(frame: Frame, cost: Quantity, score: Quantity, key: str) -> Markup:
-    """Hatch the area where a limit is broken."""
+    """Hatch the area that violates a limit."""
     parts: list[Markup] = []
     right = _RIGHT if cost.limit is None else frame.x_at(frame.x.clamp(cost.limit))
     if cost.limit is not None:
@@ -145,7 +145,7 @@ def _baseline(frame: Frame, score: Quantity, room: Room) -> Markup | None:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> Markup | None:
-    """Draw the staircase under which every point is beaten in both figures."""
+    """Draw the Pareto front as a staircase."""
     corners: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not corners or y < corners[-1][1]:
@@ -157,7 +157,7 @@ def _front(points: Sequence[tuple[float, float]]) -> Markup | None:
 
 
 def _reaches(points: Sequence[tuple[float, float]], frame: Frame, score: Quantity) -> Markup:
-    """Draw the confidence interval of each score that is shown."""
+    """Draw the confidence intervals of the visible scores."""
     lines: list[Markup] = []
     for (x, _), value, reach in zip(points, score.values, score.reaches, strict=False):
         if reach is not None and frame.y.shows(value):
@@ -192,7 +192,7 @@ def _mark(mark: Mark, px: float, py: float, label: Markup | None) -> Markup:
 
 
 def _label(words: str, px: float, py: float, room: Room) -> Markup | None:
-    """Place a label where it covers nothing; without such a place, only tooltip and table have it."""
+    """Draw a label at a free position. Without one, the label is only in the tooltip and the table."""
     spot = room.place_label(words, px, py)
     if spot is None:
         return None

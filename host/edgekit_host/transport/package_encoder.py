@@ -84,7 +84,10 @@ _MAX_SEARCHED_BYTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A stretch of the new package. `base` is an offset in the old one; for a `PRODUCT`, in the new one."""
+    """A section of the new package.
+
+    `base` is an offset in the old package, or for a `PRODUCT` in the new package.
+    """
 
     kind: RunKind
     base: int
@@ -164,7 +167,7 @@ def _fold_number(number: int) -> int:
 
 
 def _pack(data: bytes) -> tuple[int, bytes]:
-    """Return the LZMA model that packs `data` best, and the packed bytes."""
+    """Compress `data` with the best LZMA model, and return the model and the compressed bytes."""
     if not data:
         return 0, b""
     models = _LZMA_MODELS[: None if len(data) <= _QUICK_BYTES else 2 if len(data) <= _TRIMMED_BYTES else 1]
@@ -198,7 +201,7 @@ def _compress(data: bytes, model: int) -> bytes:
 
 
 def _trim(packed: bytes, data: bytes, model: int) -> bytes:
-    """Leave out the last bytes of raw LZMA that a reader of `data` does not need."""
+    """Remove the last bytes of raw LZMA that are not needed to decode `data`."""
     if len(data) > _TRIMMED_BYTES:
         return packed
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=list_lzma_filters(model))
@@ -211,7 +214,7 @@ def _trim(packed: bytes, data: bytes, model: int) -> bytes:
 
 
 def _measure_packed(content: NDArray[np.uint8]) -> float:
-    """Return the size of bytes within a stream packed by LZMA; for many bytes, extrapolated from a piece."""
+    """Return the LZMA size of bytes within a stream. For many bytes, it is extrapolated from a piece."""
     begin = max(0, (len(content) - _SAMPLE_BYTES) // 2)
     piece = content[begin : begin + _SAMPLE_BYTES].tobytes()
     return _measure_piece(piece) * len(content) / len(piece)
@@ -224,7 +227,7 @@ def _measure_piece(piece: bytes) -> int:
 
 
 def _estimate_coded(residual: NDArray[np.uint8], width: int) -> float:
-    """Return the size of residuals of up to a block by adaptive codes of their byte planes."""
+    """Estimate the size of at most one block of residuals with adaptive codes for their byte planes."""
     if not len(residual):
         return 0.0
     if width > 1 and len(residual) < _LEAST_CODED_WORDS_BYTES:
@@ -233,7 +236,7 @@ def _estimate_coded(residual: NDArray[np.uint8], width: int) -> float:
 
 
 def _count_bits(plane: NDArray[np.uint8]) -> float:
-    """Return the length of an adaptive code by Krichevsky and Trofimov, and what tables of 2^14 lose."""
+    """Return the length of an adaptive code (Krichevsky-Trofimov), and the loss from tables of size 2^14."""
     counts = np.bincount(plane)
     total = len(plane)
     nats = math.lgamma(total + len(counts) / 2) - math.lgamma(len(counts) / 2)
@@ -243,7 +246,7 @@ def _count_bits(plane: NDArray[np.uint8]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Estimate:
-    """A run, and its estimated sizes if LZMA packs it and if it is coded."""
+    """A run with its estimated sizes, compressed with LZMA and with rANS."""
 
     run: _Run
     packed_bytes: float
@@ -264,13 +267,13 @@ def _estimate(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> _Es
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The runs that can make a tensor, and its size in bytes if it may be stored uncoded."""
+    """The possible runs for a tensor, and its size in bytes as a literal, if that is allowed."""
 
     estimates: Sequence[_Estimate]
     literal_bytes: float = math.inf
 
     def choose(self, codes_factor: float) -> _Run | None:
-        """Return the smallest run with its coding; None if a literal is as small."""
+        """Return the smallest run with its coding, or None if a literal is not larger."""
         best = min(self.estimates, key=lambda estimate: estimate.bytes(codes_factor))
         size = best.bytes(codes_factor)
         if self.literal_bytes <= size + _RUN_BYTES or (
@@ -281,7 +284,7 @@ class _Options:
 
 
 def _list_new_runs(tensor: TensorPosition, new: NDArray[np.uint8]) -> _Options:
-    """Return the runs that make a tensor without a base."""
+    """Return the possible runs for a tensor without a base."""
     content = new[tensor.offset : tensor.offset + tensor.length]
     kinds = {1: [NEW_BYTES], 2: [NEW_FLOAT16], 4: [NEW_INT32, NEW_FLOAT32]}[tensor.width]
     zero = 0x80 if tensor.is_signed is False else 0
@@ -295,12 +298,12 @@ def _list_new_runs(tensor: TensorPosition, new: NDArray[np.uint8]) -> _Options:
 
 @functools.cache
 def _draw_noise_heads() -> NDArray[np.uint8]:
-    """Return the first bytes of the noise of each seed."""
+    """Return the first noise bytes of each seed."""
     return np.stack([draw_bytes(seed, 0, _GRAM_BYTES) for seed in range(_NOISE_SEEDS)])
 
 
 def _find_noise(content: NDArray[np.uint8]) -> int | None:
-    """Return the seed whose noise equals these bytes, if there is one."""
+    """Return the seed that generates these bytes, or None."""
     head = content[:_GRAM_BYTES]
     for seed in np.flatnonzero((_draw_noise_heads()[:, : len(head)] == head).all(axis=1)):
         if np.array_equal(draw_bytes(int(seed), 0, len(content)), content):
@@ -309,7 +312,10 @@ def _find_noise(content: NDArray[np.uint8]) -> int | None:
 
 
 def _find_step(content: NDArray[np.uint8]) -> int:
-    """Return the bits of the largest power of two of which all float32 words are small multiples, or 0."""
+    """Find the largest power of two of which all float32 words are small multiples.
+
+    Return its bits, or 0 if there is none.
+    """
     floats = np.ascontiguousarray(content).view("<f4")
     if not np.isfinite(floats).all() or not floats.any():
         return 0
@@ -329,10 +335,10 @@ def _find_step(content: NDArray[np.uint8]) -> int:
 
 
 class _RunFinder:
-    """Finds the runs of which the new package consists; each is measured once for all factors.
+    """Finds the runs that make up the new package. Each run is measured once for all factors.
 
     Raises:
-        PackageError: one file is no package.
+        PackageError: A file is not a package.
     """
 
     def __init__(self, old: bytes, target: bytes) -> None:
@@ -346,10 +352,10 @@ class _RunFinder:
         """Return the runs in order.
 
         Args:
-            codes_factor: of the estimated size of codes.
+            codes_factor: The factor on the estimated size of codes.
 
         Raises:
-            PackageError: too much of the package is unknown.
+            PackageError: Too much of the package is unknown.
         """
         matched: list[_Run] = []
         matched_old: list[tuple[int, int]] = []
@@ -400,7 +406,7 @@ class _RunFinder:
         return _Options([_estimate(min(runs, key=lambda run: _estimate_bytes(run, base, new)), base, new)])
 
     def _fill(self, matched: Sequence[_Run], matched_old: list[tuple[int, int]]) -> Iterator[_Run]:
-        """Yield the runs between those of tensors."""
+        """Yield the runs between those of the tensors."""
         gaps = list(_list_gaps([(run.begin, run.length) for run in matched], len(self._target)))
         if not self._old:
             yield from (_Run(LITERAL, 0, begin, length) for begin, length in gaps)
@@ -438,7 +444,7 @@ def list_tensors(package: bytes) -> Iterator[TensorPosition]:
 
 
 def _list_gaps(ranges: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and length of the gaps between `taken`, which is sorted."""
+    """Yield the start and length of each gap between sorted `ranges`."""
     position = 0
     for begin, length in (*ranges, (end, 0)):
         if begin > position:
@@ -447,7 +453,7 @@ def _list_gaps(ranges: list[tuple[int, int]], end: int) -> Iterator[tuple[int, i
 
 
 class _Copier:
-    """Finds pieces of the new package in the rest of the old one."""
+    """Finds pieces of the new package in the unmatched parts of the old one."""
 
     def __init__(self, old: bytes, gaps: list[tuple[int, int]]) -> None:
         self._old, self._shift = old, 0
@@ -497,7 +503,10 @@ def _choose_run(
     new: NDArray[np.uint8],
     scales: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
 ) -> _Run:
-    """Return the run of a tensor that is expected to pack best; `scales` are of both versions, if known."""
+    """Return the run of a tensor with the smallest estimated size.
+
+    `scales` contains the old and the new scales, if known.
+    """
     kind = {1: BYTES, 2: WORDS_16, 4: WORDS_32}[tensor.width]
     plain = _Run(kind, twin.offset, tensor.offset, tensor.length)
     if tensor.width == 2:
@@ -521,7 +530,7 @@ def _choose_run(
 def _find_steps(
     tensor: TensorPosition, twin: TensorPosition, base: NDArray[np.uint8], new: NDArray[np.uint8]
 ) -> Iterator[_Run]:
-    """Yield the run with the largest step by which all float16 weights have changed, if there is one."""
+    """Yield the run with the largest step by which all float16 weights changed, if there is one."""
     least, most = (4 * exponent for exponent in _HALF_EXPONENTS)
     for quarter in range(most, least - 1, -1):
         bits = int(np.float32(2.0 ** (quarter / 4)).view(np.uint32))  # as `edgekit package --like` steps
@@ -532,13 +541,13 @@ def _find_steps(
 
 
 def _has_steps(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], length: int) -> bool:
-    """Return whether the device makes the first `length` bytes of a run."""
+    """Return whether a device reproduces the first `length` bytes of a run."""
     old, new_words = _read_pair(replace(run, length=min(length, run.length)), base, new)
     return np.array_equal(add_steps(old, _count_steps(old, new_words, run.step), run.step), new_words)
 
 
 def _count_steps(old: NDArray[np.uint8], new: NDArray[np.uint8], bits: int) -> NDArray[np.int16]:
-    """Return how many steps lie between float16 words; meaningless if there are too many."""
+    """Return the number of steps between float16 words. It is meaningless if there are too many."""
     step = np.array([bits], "<u4").view("<f4").astype(np.float64)
     with np.errstate(all="ignore"):
         change = new.view("<f2").astype(np.float64) - old.view("<f2")
@@ -549,7 +558,7 @@ def _count_steps(old: NDArray[np.uint8], new: NDArray[np.uint8], bits: int) -> N
 def _find_products(
     tensor: TensorPosition, factors: tuple[int, int], new: NDArray[np.uint8]
 ) -> Iterator[_Run]:
-    """Yield the runs that compute a tensor from words before it, as scales of a bias from weight scales."""
+    """Yield runs that compute a tensor from the words before it, such as bias scales from weight scales."""
     offset, length = factors
     if (tensor.width, tensor.length) != (4, length):
         return
@@ -565,7 +574,10 @@ def _find_products(
 
 
 def _list_layouts(shape: tuple[int, ...], length: int) -> Iterator[tuple[int, int]]:
-    """Yield step and channel count of each layout: one channel, or channels along the first or last axis."""
+    """Yield the step and channel count of each layout.
+
+    The layouts are one channel, and channels along the first or the last axis.
+    """
     yield length, 1
     if len(shape) > 1 and 1 < shape[0] <= MAX_CHANNELS:
         yield length // shape[0], shape[0]
@@ -604,7 +616,7 @@ def _read_floats(tensor: TensorPosition, content: NDArray[np.uint8]) -> NDArray[
 
 
 def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> float:
-    """Return the size after an ideal entropy coder that knows only the frequency of each byte."""
+    """Estimate the size with an ideal entropy coder that uses only byte frequencies."""
     counts = np.bincount(_subtract(run, base, new), minlength=256)
     shares = counts[counts > 0] / run.length
     bits = run.length * -float((shares * np.log2(shares)).sum())
@@ -615,7 +627,7 @@ def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) 
 def _read_pair(
     run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the predicted bytes of a run, and its actual bytes."""
+    """Return the predicted and the actual bytes of a run."""
     new_words = np.ascontiguousarray(new[run.begin : run.begin + run.length])
     if run.kind is PRODUCT:
         return multiply(new[run.base : run.base + run.length].tobytes(), run.step), new_words
@@ -628,7 +640,7 @@ def _read_pair(
 
 
 def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the residual that `add_residual` on the device adds."""
+    """Return the residual of a run, which `add_residual` adds on the device."""
     if run.kind is NEW_NOISE:
         return np.zeros(0, np.uint8)
     old, new_words = _read_pair(run, base, new)
@@ -652,7 +664,7 @@ def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDA
 
 
 def _fold(difference: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return the zigzag code: 0, -1, 1, -2 ... become 0, 1, 2, 3 ... (modulo the type)."""
+    """Return the zigzag code, which maps 0, -1, 1, -2 to 0, 1, 2, 3 (modulo the type)."""
     kind = difference.dtype
     unit = kind.type(1)
     sign = np.zeros_like(difference) - (difference >> kind.type(8 * kind.itemsize - 1))

@@ -39,7 +39,7 @@ def encode(content: NDArray[np.uint8]) -> bytes:
 def _code_by_lane(
     frequencies: NDArray[np.uint16], begins: NDArray[np.uint16]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the states [lanes] after all symbols, and the words."""
+    """Return the final states of shape (lanes,), and the words."""
     lanes = frequencies.shape[1]
     states, words = np.empty(lanes, np.int64), np.full(frequencies.shape, -1, np.int64)
     for lane in range(lanes):
@@ -61,7 +61,7 @@ def _code_by_lane(
 def _code_by_step(
     frequencies: NDArray[np.uint16], begins: NDArray[np.uint16]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the states [lanes] after all symbols, and the words."""
+    """Return the final states of shape (lanes,), and the words."""
     states, words = np.full(frequencies.shape[1], MIN_STATE, np.int64), []
     for step in range(len(frequencies) - 1, -1, -1):
         frequency = frequencies[step].astype(np.int64)
@@ -74,7 +74,7 @@ def _code_by_step(
 
 
 def _model(content: NDArray[np.uint8], lanes: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return the frequency of each symbol and the sum of frequencies before it: uint16 [steps, lanes]."""
+    """Return the frequency of each symbol and the sum of frequencies below it, of shape (steps, lanes)."""
     tables, sums = Tables(int(content.max()) + 1), np.full(lanes, FIRST_SUM, np.int64)
     frequencies, begins = [], []
     for number, (count, epochs) in enumerate(split(len(content))):
@@ -91,7 +91,7 @@ def _model(content: NDArray[np.uint8], lanes: int) -> tuple[NDArray[np.uint16], 
 
 
 def _follow_sums(symbols: NDArray[np.int64], sums: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of `Levels` before each symbol [lanes, steps], as [steps, lanes]; updates `sums`."""
+    """Return the sums of `Levels` before each symbol, of shape (steps, lanes), and update `sums`."""
     before = np.empty(symbols.shape[::-1], np.int64)
     if len(sums) > _FEW_LANES:
         for step, step_symbols in enumerate(symbols.T):

@@ -140,7 +140,7 @@ def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator
 
 
 def _read_vector(data: memoryview, field: int | None, width: int) -> tuple[int, int]:
-    """Return offset and length in bytes of the content of a vector."""
+    """Return the offset and length in bytes of a vector's content."""
     vector = follow(data, field)
     if vector is None:
         return 0, 0
