@@ -64,7 +64,7 @@ class Figure:
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
-    """Check that the figures `names` of a record have a unit and are not 0. With `zero`, 0 is allowed.
+    """Check that the figures `names` of a record have the unit `unit`, and are not 0 unless `zero` is True.
 
     Raises:
         TargetError: A figure has another unit, or is 0 without `zero`.

@@ -89,8 +89,8 @@ def _write_options(choice: TaskChoice) -> list[str]:
 def decide_task(requested: str, evidence: Evidence) -> TaskDecision:
     """Return the requested task of a package, or the task that the outputs suggest.
 
-    If the requested task has the name and layout of the suggested one, it takes missing options from the
-    latter.
+    If both tasks have the same name and layout, options that the request lacks are taken from the suggested
+    task.
 
     `requested` is `auto`, `none`, or a task in the format of `parse_task`.
 

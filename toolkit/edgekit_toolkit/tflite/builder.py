@@ -119,7 +119,7 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return a constant tensor with a value. Equal constants share one tensor. Raises like `tensor`."""
+        """Return a constant tensor with a value. Equal values share one tensor. See `tensor` for errors."""
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:
@@ -141,7 +141,8 @@ class Builder:
         `kind` is its name in `BuiltinOperator`. `outputs` are the shape and dtype of each output.
 
         Raises:
-            RefusedError: The operator does not support an element type, or `tensor` raises it for an output.
+            RefusedError: The operator does not support an element type, or an output is not supported, see
+                `tensor`.
         """
         dtypes = [tensor.dtype.name for tensor in inputs if tensor is not None]
         dtypes += [dtype.name for _, dtype in outputs]
@@ -177,7 +178,7 @@ class Builder:
         return self.operator("RESHAPE", [tensor, sizes], [(shape, tensor.dtype)], options)[0]
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
-        """Return the tensor with its axes in another order. A TRANSPOSE is added unless it is a constant."""
+        """Return the tensor with its axes in another order. A TRANSPOSE is added for a computed tensor."""
         shape = tuple(tensor.shape[axis] for axis in order)
         if tensor.data is not None:
             return self.constant(tensor.data.transpose(order), tensor.name)

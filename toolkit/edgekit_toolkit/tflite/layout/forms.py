@@ -87,11 +87,7 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
     """Return a form in which a reshaped tensor has the same bytes, or None if there is none.
 
     The axes are matched in the smallest possible groups. For example, a reshape from [2, 6, 5] to [2, 3, 2,
-    5] splits one axis. The axes of a group must be adjacent and in order.#115
-    Return the groups of axes that a reshape changes into each other, as axes before and after it.
-
-    Groups are as small as possible, without axes of size 1. Return None if a shape has no elements, or if the
-    numbers of elements differ.
+    5] splits one axis. The axes of a group must be adjacent and in order.
     """
     groups = reshape_groups(before, after)
     if groups is None:
@@ -112,10 +108,11 @@ def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
 
 
 def reshape_groups(before: Shape, after: Shape) -> list[tuple[Form, Form]] | None:
-    """Return the groups of axes that a reshape changes into each other, as axes before and after it.
+    """Return the groups of axes that correspond to each other before and after a reshape.
 
-    Groups are as small as possible, without axes of size 1. Return None if a shape has no elements, or if the
-    numbers of elements differ.
+    Each group contains its axes before and its axes after the reshape. The groups are as small as possible
+    and contain no axes of size 1. Return None if a shape has no elements, or if the numbers of elements
+    differ.
     """
     if math.prod(before) == 0 or math.prod(before) != math.prod(after):
         return None

@@ -1,7 +1,7 @@
 """The layout rules of operators. A rule states the forms (see `forms`) in which an operator can work.
 
-The *work form* of a node is the order of axes of one of its tensors, the result or the first input. The forms
-of its other tensors follow from it.
+The *work form* of a node is the form of its result or of its first input, depending on the operator. It
+determines the forms of the other tensors of the node.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ class Rule:
         reads: Returns the form of each input for a work form.
         writes: Returns the form of each output for a work form.
         allows: Returns whether a work form is possible. If it is None, only `start` is possible.
-        proposes: Returns the work form for a form of the result, or None if there is none. If `proposes`
-            itself is None, the two forms are equal.
+        proposes: Returns the work form that gives the result a certain form, or None if there is none. If
+            `proposes` itself is None, the work form equals the form of the result.
     """
 
     start: Form

@@ -1,7 +1,7 @@
 """Replaces quantized operators by floating-point operators with the same results.
 
-Sums of products of codes are integers. float32 represents them exactly up to 2^24, so the codes are rounded
-as in onnxruntime.
+The products of quantized values and their sums are integers. float32 represents integers up to 2^24 exactly,
+so the results are rounded to the same values as in onnxruntime.
 """
 
 from typing import Any

@@ -51,7 +51,7 @@ def write_max_pool(step: Step) -> None:
 def write_average_pool(step: Step) -> None:
     """Write AVERAGE_POOL_2D. A PAD with zeros is added if TFLite lacks the padding.
 
-    TFLite then includes the zeros in its averages. If ONNX does not, a MUL corrects them.
+    TFLite then includes the zeros in its averages. If ONNX does not, a MUL corrects the averages.
     """
     sliding = _windows(step)
     if max(sliding.dilations) > 1:

@@ -42,7 +42,10 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes(*_KINDS, rule=_rule)
 def write_reduce(step: Step) -> None:
-    """Write MEAN, SUM or another reduction. Norms and logarithms were already replaced by these."""
+    """Write MEAN, SUM or another reduction.
+
+    Norms and reductions with logarithms were already replaced by these reductions.
+    """
     step.require("float32", "int32", "int64")
     tensor = step.read(0)
     axes = [step.axis(axis) for axis in reduced_axes(step.node, step.graph)]

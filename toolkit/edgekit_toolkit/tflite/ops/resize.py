@@ -56,7 +56,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Resize", rule=_rule)
 def write_resize(step: Step) -> None:
-    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs. Other modes were replaced by products."""
+    """Write RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR or GATHERs. Other modes were already replaced."""
     node, graph, tensor = step.node, step.graph, step.read(0)
     sampling = bilinear_sampling(node, graph)
     if sampling is not None:
@@ -106,7 +106,8 @@ def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
     """Return the positions at which an ONNX Resize samples an axis of its input, float64 [length].
 
     Raises:
-        RefusedError: The coordinate_transformation_mode is not supported, or `scale_of` raises it.
+        RefusedError: The coordinate_transformation_mode is not supported, or the scale is not, see
+            `scale_of`.
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """

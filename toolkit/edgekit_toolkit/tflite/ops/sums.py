@@ -1,7 +1,7 @@
 """Reductions of many elements in several steps, because LiteRT adds floats one after the other.
 
-For a 160 x 160 image in PP-OCRv6, a single reduction has an error of 1.4e-4 of the range, which reaches the
-output through the gates. A reduction of each row and then of the results has an error of 7e-6.
+For example, the mean of a 160 x 160 image in PP-OCRv6 has an error of 1.4e-4 of the range with a single
+reduction. If each row is reduced first, the error is 7e-6.
 """
 
 import math
