@@ -29,7 +29,7 @@ class Listening:
         self._tls: list[TlsListener] = []
 
     def open(self, router: Router, registry: Registry, *, token: bytes | None) -> list[str]:
-        """Start to accept connections, and return the addresses. HTTP over TCP is the last one.
+        """Start to accept connections, and return the addresses. The address of HTTP over TCP is last.
 
         Args:
             router: The router for HTTP and gRPC requests.

@@ -105,7 +105,7 @@ class Service:
         self._listening = Listening(self.http, config)
 
     async def listen(self) -> list[str]:
-        """Start to accept connections, and return the addresses. HTTP over TCP is the last one.
+        """Start to accept connections, and return the addresses. The address of HTTP over TCP is last.
 
         Raises:
             TransportError: An address is in use or cannot be used.

@@ -1,7 +1,7 @@
 """A call, which is one inference, and the protocol of the lanes that answer calls.
 
-All of this runs on the event loop. A call is answered with the callback `reply` instead of a future. For a
-model that takes 20 us, a future and another iteration of the loop would add half of that time.
+All of this runs on the event loop. A call is answered with the callback `reply` instead of a future, because
+a future would delay the answer of a fast model by about 10 us.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[Mapping[str, Array]], Answer]
 class Reused(Mapping[str, Array]):
     """Outputs that were computed for another call with equal inputs.
 
-    They tell nothing new about a version.
+    Trials do not count these outputs in error rates or latencies.
     """
 
     __slots__ = ("_outputs",)
@@ -50,14 +50,14 @@ class Call:
         inputs: The inputs by name, valid until `reply` is called. The client may still change an array, so
             read each value only once and check the value that you have read.
         reply: Called once on the event loop with the outputs or the error, possibly before `submit` returns.
-            Other readers may share the outputs, so they must not be changed.
+            The outputs may be shared, so they must not be changed.
         priority: 1 is the highest priority, 0 is the default of the model.
         deadline_s: The latest time to start, on the clock of `time.monotonic`. A later call is refused.
         is_unwanted: Returns whether the client has disconnected, so that the call need not run.
-        sequence: The position in a sequence. None for a single call, even if `inputs` contain its states.
-        work: Prepares the inputs, runs the model and returns the outputs, on the thread of the run. It does
-            not raise. Only the shapes of `inputs` are then valid. Use this only if `takes_work` of the lane
-            is True.
+        sequence: The step of a sequence. None for a call outside of sequences.
+        work: A function that prepares the inputs, runs the model and returns the outputs on a thread, or
+            None. It does not raise. If it is set, only the shapes of `inputs` are valid. Set it only if
+            `Lane.takes_work` returns True.
     """
 
     inputs: Mapping[str, Array]

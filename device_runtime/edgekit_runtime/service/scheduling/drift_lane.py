@@ -64,7 +64,7 @@ class DriftLane(Lane):
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":
         """Return the answer of the next lane.
 
-        Return None if it has none or if `submit` should sample the call.
+        Return None if the next lane returns None, or if `submit` should sample the call.
         """
         if self._countdown <= 1:
             return None

@@ -1,7 +1,7 @@
 """A pool of threads that all models share fairly.
 
-Among the models with a waiting batch, the one that has used the least thread time runs next. A model that was
-idle starts level with the others, so that it gets no advantage from its idle time.
+Among the models with a waiting batch, the one that has used the least thread time runs next. A model
+gets no advantage from the time in which it was idle.
 
 Source: P. Goyal, H. M. Vin, H. Cheng, Start-time Fair Queuing, SIGCOMM 1996.
 """

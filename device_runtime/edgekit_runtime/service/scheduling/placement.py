@@ -1,14 +1,12 @@
 """Decides from measured durations whether a model runs on the event loop or on a thread.
 
 On a thread, the duration includes waits for Python's global lock, so the shortest of several runs decides. On
-the loop, nothing else runs, so the moving mean decides. A single slow run changes the mean by a limited
-amount.
+the loop, the moving mean decides. The influence of a single slow run on the mean is limited.
 
 A model may be fast for most inputs and slow for a few, and a slow run on the loop delays every request. After
-such a run, the model moves to threads. It returns after a number of runs that would save as much time on the
-loop as the slow run cost. After a run of 10 ms, these are 250 runs. Slow runs on threads increase the number.
-So slow runs cost less time than the loop saves. The first slow run cannot be predicted. `short_s = 0` always
-runs the model on threads.
+a run of 10 ms or more, the model therefore stays on threads for at least 250 runs. The number of runs grows
+with the duration of the slow run, and with each further slow run. With `short_s = 0`, the model always runs
+on threads.
 """
 
 import math

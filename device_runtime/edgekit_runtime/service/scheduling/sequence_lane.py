@@ -4,10 +4,9 @@
     request 2: id 7           x2, state s1 ->  y2, state s2 is kept
     request 3: id 7, end      x3, state s2 ->  y3, the sequence is dropped
 
-The next lane gets complete inputs. So requests of different sequences can share batches, and the cache and
-drift statistics need not know about sequences. Requests of one sequence run one after the other, in the order
-of arrival. If a request fails, the states do not change. If the first request fails, the sequence does not
-start.
+The next lane gets inputs that include the states, so requests of different sequences can share batches.
+Requests of one sequence run one after the other, in the order of arrival. If a request fails, the states do
+not change. If the first request fails, the sequence does not start.
 
 A lane belongs to one version of a model, because other versions cannot use its states.
 """

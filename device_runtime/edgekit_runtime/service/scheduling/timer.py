@@ -1,6 +1,6 @@
 """A timer for a lane, which fires at the earliest time that was set.
 
-It holds a reference to the lane only while it is set. So a closed lane and its model are freed at once.
+The timer refers to the lane only while it is set, so that a closed lane and its model are freed at once.
 """
 
 import math
@@ -25,7 +25,7 @@ class Alarm:
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
         """Call `action` at `at_s`. If the alarm is already set to an earlier time, it is not changed.
 
-        So `action` must set the alarm again for the next time.
+        `action` must therefore set the alarm again if it is needed later.
 
         Args:
             action: The function to call. All calls of `set` must pass the same function.

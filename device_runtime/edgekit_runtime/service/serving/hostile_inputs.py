@@ -1,14 +1,12 @@
 """Finds models whose inputs could crash or block the process that runs them.
 
 - **Integer division** by input values: x86 processors raise SIGFPE when the smallest integer is divided by
--1,
-  and onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit records whether
-  a model may do this. Packages without this record are searched for the operators.
+  minus one, and onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit
+  records whether a model may do this. Packages without this record are searched for the operators.
 - **Positions and sizes** that some releases of an engine do not check (`_UNCHECKED`).
 - **Unlimited sizes**: with 8 bytes of input, `ConstantOfShape` can use all memory.
 - **Loops** in engines that cannot stop a run, and loops whose number of iterations comes from an input.
-Tensors
-  may grow in each iteration, and onnxruntime cannot stop a loop with an empty body.
+  Tensors may grow in each iteration, and onnxruntime cannot stop a loop with an empty body.
 """
 
 import platform
@@ -43,7 +41,7 @@ class Hazard(NamedTuple):
     """A way in which client inputs can harm the process that runs a model.
 
     Attributes:
-        reason: The reason, as a text to append to the model's name, such as `has a loop, in which ...`.
+        reason: The reason as the rest of a sentence about the model, such as `has a loop, in which ...`.
         max_data_bytes: The memory limit for this process. None if the model uses limited memory.
     """
 
@@ -54,7 +52,7 @@ class Hazard(NamedTuple):
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
     """Return the hazard that requires a model to run in its own process, or None.
 
-    `sessions` is the number of sessions of each model in that process. `max_data_bytes` grows with it.
+    `sessions` is the number of sessions of each model in that process. More sessions get more memory.
     """
     members = package.list_members()
     if not members:
@@ -120,7 +118,7 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
     """Return True if inputs could crash the process with an integer division.
 
-    `machine` is a name as in `platform.machine`, by default this machine. Only x86 can return True.
+    `machine` is a result of `platform.machine`, by default of this machine. Only x86 can return True.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

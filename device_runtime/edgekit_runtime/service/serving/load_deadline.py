@@ -1,7 +1,7 @@
 """Loads a model on its own thread with a time limit.
 
-A thread cannot be stopped from outside. If the load takes too long, its sessions are interrupted if they
-support `interrupt`. Otherwise the thread is counted and runs until the process ends, and the error says so.
+If the load takes too long, sessions that have a method `interrupt` are interrupted. If this does not end the
+thread, it keeps running, because a thread cannot be stopped from outside. The error then states this.
 """
 
 import threading
@@ -58,7 +58,7 @@ class LoadAttempt(Generic[Result]):
         return self._future.result()
 
     def note(self, session: Session) -> Session:
-        """Register a session, which is interrupted if the load is abandoned later. Return the session.
+        """Register a session so that it can be interrupted, and return it.
 
         Raises:
             BackendError: The load is already abandoned. The session is closed.

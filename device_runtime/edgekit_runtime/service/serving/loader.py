@@ -1,6 +1,6 @@
-"""Opens a verified package: creates sessions, runs the self-test and warms them up within a time limit.
+"""Opens a verified package: creates, tests and warms up sessions within a time limit.
 
-This blocks, so call it on a thread. It does not change the service.
+`load` blocks, so call it on a thread.
 """
 
 import contextlib
@@ -161,7 +161,7 @@ def load(
 
     Raises:
         BackendError: No engine is installed, the engine or the self-test failed, or the load took too long.
-        UnavailableError: The package cannot be opened at the moment. It need not be faulty.
+        UnavailableError: The package cannot be opened now, for example because memory is short.
     """
     manifest = package.manifest
     description = f"{package.path}: {manifest.name} {manifest.version}"

@@ -23,9 +23,9 @@ class TrialRunner(Protocol):
         """Add the energy per request of each version in joules."""
 
     def take_over(self) -> bool:
-        """Use the candidate instead of the version in use.
+        """Replace the version in use with the candidate.
 
-        Return False if the candidate is no longer running. It is then rolled back.
+        Return False if the candidate is no longer running, so that it must be rolled back.
         """
 
     def end(self) -> None:
@@ -58,7 +58,7 @@ class IsolatedVersion(DrainingLane, Protocol):
         """Count a request that no worker can answer now, and return the error for the client."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return the statistics of a worker without its counts. They are empty before its first report."""
+        """Return the statistics of a worker without its counts, or {} before its first report."""
 
     def close(self) -> None:
         """End the worker processes. This may be called on any thread."""

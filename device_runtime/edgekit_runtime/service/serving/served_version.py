@@ -38,7 +38,7 @@ class Sampler(Protocol):
     ) -> None:
         """Process a request before its answer is sent, while its inputs are valid.
 
-        `file` contains the content, media type and placement of the request's file, or None for tensors.
+        `file` contains the content, media type and placement of the request's file. None for tensors.
         """
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -51,9 +51,9 @@ class Served:
 
     Attributes:
         own_lane: The last lane, which passes calls to sessions or workers. It is drained before unloading.
-        stack: The first lane of the version. Calls pass the configured lanes for sequences, drift statistics
-            and the cache, and then `own_lane`.
-        lane: The lane that new calls enter. During a trial it is the trial's lane, else `stack`.
+        stack: The first lane of the version. The configured lanes for sequences, drift statistics and the
+            cache lie between `stack` and `own_lane`.
+        lane: The lane that receives new calls. During a trial, it is the lane of the trial, else `stack`.
         sequences: The lane that keeps the states of sequences, or None for a model without states.
         drift: The drift statistics of inputs and outputs, or None.
         cache: The response cache of this version, or None.
@@ -81,10 +81,10 @@ class Served:
 
     @property
     def memory_bytes(self) -> int:
-        """The estimated memory of this version in bytes, for the number of sessions that its worker reports.
+        """The estimated memory of this version in bytes.
 
-        At most one session per processor is counted, because `tune` opens no more. Otherwise a faulty worker
-        could cause all other models to be unloaded.
+        It is based on the number of sessions that a worker reports. The number is limited to one session per
+        processor, so that a faulty worker cannot cause all other models to be unloaded.
         """
         loaded = self.loaded
         reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")

@@ -82,9 +82,9 @@ class QueuedSink:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Tell the thread to end after it has written all queued answers or one failed.
+        """Tell the thread to end when all queued answers are written or a write fails.
 
-        This does not wait.
+        This method does not wait.
         """
         with self._changed:
             self._is_stopping = True

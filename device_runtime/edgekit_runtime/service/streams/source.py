@@ -1,13 +1,11 @@
 """Runs the capture process of a stream, and restarts it after failures.
 
-If a source fails, stalls or sends invalid data, its process is ended and a new one is started. After several
-consecutive failures, the delay before the restart and the time limit for the first frame grow:
+If a source fails, stalls or sends invalid data, its process is ended and a new one is started. With each
+consecutive failure, the delay before the restart and the time limit for the first frame grow:
 
     consecutive failures         0    1    2     3     4     5     6     7    8    9    10   ...  14
     delay before restart, s           0    0.25  0.4   0.6   0.8   1.3   1.9  2.8  4.3  6.4       30
     limit for first frame, s     3    3    3     3     3     4.5   6.8   10 (`open_s`)
-
-So if a source works again after 15 s, its frames arrive within another 5 s.
 """
 
 import asyncio
@@ -48,9 +46,9 @@ _logger = logging.getLogger(__name__)
 
 
 def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
-    """Return the delay in seconds after consecutive failures.
+    """Return the delay in seconds after a number of consecutive failures.
 
-    It is 0 after the first, and at most `most_s`.
+    The delay is 0 after the first failure, and at most `most_s`.
     """
     return min(most_s, _FIRST_PAUSE_S * _GROWTH ** min(failures - 2, 99)) if failures > 1 else 0.0
 
