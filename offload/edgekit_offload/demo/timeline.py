@@ -23,12 +23,15 @@ _CHARACTER: Final = 7.0  # width of a character
 
 
 def plan_colors(recording: Recording) -> dict[str, int]:
-    """Return the colour number of each plan, from 1. It is used for its line and in the ribbon of plans."""
+    """Return a dict from each plan to its colour number, counted from 1."""
     return {policy: number % _COLORS + 1 for number, policy in enumerate(recording.plans)}
 
 
 def rivals_of(recording: Recording) -> list[str]:
-    """Return the plans that get their own line: `local`, and one upload, in a media codec if possible."""
+    """Return the plans besides edgekit's choice whose latency is drawn as a line.
+
+    These are `local` and one upload. An upload with a media codec is preferred.
+    """
     uploads = [policy for policy in recording.plans if policy != "local" and not policy.startswith("cut")]
     fair = next((policy for policy in uploads if policy.partition(":")[0] in {"jpeg", "webp", "opus"}), None)
     rival = fair or next(iter(uploads), None)

@@ -182,7 +182,7 @@ def _deployment(name: str, container: Mapping[str, Any], labels: Mapping[str, st
 
 
 def kserve_objects(name: str, *, is_on_gpu: bool = False) -> list[dict[str, Any]]:
-    """Return a Triton runtime and an inference service. Its models are on the volume NAME-models."""
+    """Return a Triton runtime and an inference service, whose models are on the volume NAME-models."""
     labels = {"app.kubernetes.io/name": name}
     ready = {"httpGet": {"path": "/v2/health/ready", "port": 8080}, "periodSeconds": 10}
     container = {

@@ -13,7 +13,9 @@ MAX_BATCH: Final = MAX_WAITING // 2  # a device computes the answer itself befor
 def service_config(
     tails: Sequence[str], listen: Mapping[str, Any], *, devices: int, threads: int | None = None
 ) -> str:
-    """Return the configuration of a service in TOML. It batches requests, and reports times and load.
+    """Return the configuration of a service in TOML.
+
+    The service batches requests, and reports times and load.
 
     Args:
         tails: The names under which the models are served.

@@ -30,10 +30,11 @@ class Tail:
     """A model for a server.
 
     Attributes:
-        inputs, outputs: The tensors of the model. Inputs in `decode` are sent as the bytes of a file.
+        inputs, outputs: The tensors of the model. An input in `decode` is sent as an encoded file.
         decode: A dict from the name of an input to `jpeg`, `webp` or `opus`.
         model: The graph with its weights.
-        is_batched: Whether a server may batch requests, because results do not depend on other rows.
+        is_batched: Whether a server may batch requests. This requires that the rows of a batch do not affect
+            each other.
     """
 
     name: str

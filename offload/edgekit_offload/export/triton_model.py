@@ -21,7 +21,7 @@ _DTYPES = {"tensor(uint8)": "uint8", "tensor(int16)": "int16", "tensor(float)": 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the model. numpy 2 is rejected, because this backend would answer with empty tensors."""
+        """Open the model. numpy 2 is rejected, because it makes this backend return empty tensors."""
         if int(np.__version__.split(".")[0]) >= 2:
             raise pb_utils.TritonModelException(
                 f"numpy is {np.__version__}, expected below 2: pip install -r requirements.txt"

@@ -45,15 +45,16 @@ class PlannedTail:
 
 @dataclass(slots=True)
 class TieredMeasurement:
-    """Measures candidates between a device and an edge machine, and plans tails between edge and server.
+    """Measures candidates for three tiers: a device, an edge machine and a server.
 
-    Only exact codings are used between edge and server, so these plans do not change answers.
+    It also plans how to split each tail between the edge machine and the server. These plans use only exact
+    codings, so they do not change answers.
 
     Attributes:
         measured: Measures candidates. Its `server` is the edge machine.
         server: The server behind the edge machine.
         link: The link from the edge machine to the server.
-        tails: A dict from the name of a candidate to the plans of its tail. Each call adds entries.
+        tails: A dict from the name of a candidate to the plans of its tail. A measurement adds entries.
     """
 
     measured: CutMeasurement
@@ -140,7 +141,9 @@ def _sent(split: SplitModels, weights: bytes, feeds: Feeds) -> Feeds:
 def attach(
     path: Path, result: PlanningResult, splits: Mapping[str, SplitModels], folder: Path, key: str
 ) -> Path:
-    """Write a package with the plans of the cut table whose submodels exist, and return its path.
+    """Write a package with the plans of the cut table, and return its path.
+
+    Plans with submodels that are not in `splits` are left out.
 
     Args:
         path: The package of the whole model. It is not changed.
@@ -198,7 +201,7 @@ def attach_tails(
 
 
 def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitModels]:
-    """Return the submodels of measured plans, and of cascades in the cut table, by name of the plan.
+    """Return a dict from the name of each measured plan and each cascade to its submodels.
 
     Raises:
         CutError: The small model and the coding of the upload cannot be combined in a graph.

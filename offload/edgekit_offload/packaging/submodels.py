@@ -59,12 +59,12 @@ def attach_plans(
     Args:
         package: The package. Its default variant must run in onnxruntime.
         splits: A dict from the name of a plan or cut to the head and tail of that variant's model.
-        table: The cut table, in which submodels are called `NAME.head` and `NAME.tail`. Tails are renamed to
-            the names under which a server serves them.
+        table: The cut table, in which submodels are called `NAME.head` and `NAME.tail`. In the package, each
+            tail gets the name under which a server serves it.
         folder: The folder for the new package, which gets its usual file name.
         sign: Returns the signed envelope of a manifest.
-        decode: A dict from a name in `splits` to a dict from an input of the tail to the codec in which it is
-            sent.
+        decode: The codec in which each input of a tail is sent, by the name in `splits` and the name of the
+            input.
         version: The version of the new package, by default that of `package`.
 
     Raises:

@@ -24,11 +24,11 @@ _IMAGE_RANK: Final = 4
 
 
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
-    """Return the lattice of values that come from 8-bit codes, or None if the samples do not show one.
+    """Return the lattice of values that come from 8-bit codes, or None if there is none.
 
     The value of a code that no sample contains is interpolated, and may differ from the preprocessing in the
-    last bit. Codes may be outside the range of the samples by up to a quarter of its width. Beyond this, the
-    samples do not show whether the steps continue.
+    last bit. The range of accepted codes is wider than that of the samples by a quarter of its width on each
+    side. Values further away may have other steps.
 
     Args:
         samples: The samples, float32 [samples, ...]. For images, channels are axis 1 or the last axis.
@@ -60,9 +60,9 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 def find_series(samples: NDArray[np.float32]) -> Lattice:
     """Return a lattice of 16-bit codes. Its `is_exact` says whether all samples are restored exactly.
 
-    If the values are not on a grid, they are rounded to a 30,000th of their range. The codes extend the range
-    of the samples on each side by a quarter of its width, or less if the codes would not fit into 15 bits
-    (4.6 % for rounded values).
+    If the values are not on a grid, they are rounded to a 30,000th of their range. The range of the codes is
+    wider than that of the samples by a quarter of its width on each side, but by only 4.6 % for rounded
+    values, so that all codes fit into 15 bits.
 
     Args:
         samples: The samples, float32 [samples, ...].

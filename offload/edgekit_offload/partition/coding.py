@@ -1,7 +1,8 @@
 """Codings for sending tensors. A head ends with nodes that encode, a tail starts with nodes that decode.
 
 Codes keep the batch axis 0, so that a server can batch requests of several devices. The nodes use only
-operators that onnxruntime 1.20 supports on the CPU, and that are equal in all opsets where possible.
+operators that onnxruntime 1.20 supports on the CPU. Where possible, these operators are the same in all
+opsets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ class CutCoding:
     Attributes:
         bits: The number of bits per code, 1, 2, 4 or 8. With 32, tensors are sent unchanged.
         group: The number of neighbouring values that share a range, a multiple of 8.
-        wide_values: The largest size of tensors that get 16-bit codes with a single range instead.
+        wide_values: Tensors with at most this number of values are coded in 16 bits with a single range
+            instead.
         min_samples: The number of samples needed to estimate how the coding changes answers, or 0 if it is
             exact.
         max_cuts: The maximum number of cuts with this coding that are measured besides the best one. Codings
@@ -91,13 +93,13 @@ class Lattice:
         step, offset: The factors and offsets, float64 [channels or 1].
         lowest, highest: The first and the last code.
         axis: The channel axis.
-        table: The exact values of the codes from `lowest`, float32 [channels or 1, codes]. It is None for
-            more than 256 codes, whose values are computed and rounded to float32.
+        table: The exact values of the codes from `lowest`, float32 [channels or 1, codes]. If there are more
+            than 256 codes, it is None, and the values are computed from `step` and `offset`.
         time_axis: The axis with the smallest differences between neighbours.
         is_grid: Whether the values of the samples were on a grid with this step. Otherwise they were rounded.
         is_exact: Whether all samples were restored exactly.
-        accepted: The lowest and highest code that a device sends, int64 [2, channels or 1]. This limits
-            values to the vicinity of the samples. None means no limit.
+        accepted: The lowest and highest code that a device sends, int64 [2, channels or 1]. None means
+            `lowest` and `highest`.
     """
 
     step: NDArray[np.float64]
@@ -132,7 +134,9 @@ INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """A coding of float32 tensors. `delta` and `samples` also code integers. Other tensors are sent raw.
+    """A coding of float32 tensors, and with `delta` and `samples` also of integers.
+
+    Tensors of other dtypes are sent raw.
 
     Attributes:
         kind: A coding of `CUT_CODINGS`, or one of these for inputs. `uint8` sends 8-bit codes of values that
@@ -147,7 +151,10 @@ class Coding:
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return the values that the head can code, by tensor. A tensor of any values has no entry."""
+        """Return a dict from each tensor to the values that the head can code.
+
+        If the head can code all values of a tensor, the tensor is not in the dict.
+        """
         floats = [spec.name for spec in specs if spec.dtype == "float32" and spec.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 
@@ -156,7 +163,7 @@ RAW: Final = Coding()
 
 
 class Nodes:
-    """Nodes and constants to add to a graph. Their names start with a prefix, which is the tensor's name."""
+    """Nodes and constants to add to a graph. Their names start with the name of the coded tensor."""
 
     def __init__(self, prefix: str, opset: int) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -36,11 +36,10 @@ class SourceModel:
         content: The file of the model. Submodels refer to its weights.
         weights: The names of all initializers, including graph inputs with a default value.
         writer: A dict from a tensor to the index of the node that writes it.
-        shapes: A dict from the output of a Shape or Size node to its value, in which `BATCH` replaces the
-            batch size. Both sides compute such a value from their own batch, so that no tensor is sent for
-            it.
-        constant_nodes: The nodes that depend only on weights and shapes. They are never cut. Each side gets a
-            copy of those that it needs.
+        shapes: A dict from the output of a Shape or Size node to its value, in which `BATCH` stands for the
+            batch size. Head and tail both compute this value, so it is not sent.
+        constant_nodes: The nodes that depend only on weights and shapes. Head and tail each get a copy of the
+            ones that they need.
     """
 
     shapes: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
@@ -206,8 +205,8 @@ class SourceModel:
 
         Args:
             sizes: The sizes of free dimensions by name, 1 by default.
-            varied: Whether to change floats by `vary_values`, which also changes sizes that depend on them.
-                Otherwise they are in 0..1.
+            varied: Whether to change the generated floats with `vary_values`, which also changes sizes that
+                depend on values. Otherwise, floats are in 0..1.
 
         Raises:
             CutError: onnxruntime does not run the model.

@@ -1,8 +1,8 @@
 """Cuts a model into a head for the device and a tail for the server.
 
-The outputs of the head are the inputs of the tail, as well as the model outputs that the device computes
-itself. Large weights stay in the file of the whole model, and submodels refer to them. The cuts are chosen in
-`planning`.
+The outputs of the head are the inputs of the tail. If the device computes some outputs of the model itself,
+the head has these outputs too. Large weights stay in the file of the whole model, and submodels refer to
+them. The cuts are chosen in `planning`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -85,8 +85,8 @@ def split_model(
 
     Args:
         model: The content of the model's file, or a `SourceModel`, which saves time for several cuts.
-        device_nodes: The indices of the nodes that run on the device. Nodes that read only weights may be
-            included or not, because each side gets those that it needs.
+        device_nodes: The indices of the nodes that run on the device. Nodes that read only weights need not
+            be included.
         coding: The coding of the tensors that are sent.
         weights_path: The path of the whole model's file in the package.
 

@@ -1,7 +1,7 @@
 """Finds the tensors that contain the values of another tensor in moved, converted or scaled form.
 
-The search follows operators from a tensor to their outputs. It does not include sums of several values, such
-as convolutions, and proves nothing about what these reveal.
+The search follows operators from a tensor to their outputs. It stops at operators that sum several values,
+such as convolutions. Their outputs may still reveal the tensor.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ _SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no va
 def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:
     """Return the given tensors, and all others that contain the same values in another form.
 
-    The nodes of `graph` must be in an order in which they can run.
+    The nodes of `graph` must be in topological order.
     """
     constants = {tensor.name for tensor in graph.initializer}
     forms = set(tensors)

@@ -331,7 +331,7 @@ def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels
 
     Args:
         small: The ONNX model for the device.
-        output: The name of its output, the scores, in the head.
+        output: The name that the output of the small model gets in the head.
         upload: The split that sends the input. Its tail is also the tail of the cascade.
 
     Raises:

@@ -49,11 +49,10 @@ class AnswerChange:
 
     Attributes:
         changed: The fraction of the answers whose class changed.
-        loss: The estimated fraction of the answers that become wrong. It is the difference between the
-            model's probabilities of its best class and of the class that replaced it. Thus a change between
-            almost equal classes counts little, and a loss below one answer can be measured. The estimate
-            assumes that the probabilities are calibrated.
-        loss_error: The standard error of `loss` as the mean of several samples, 0 for one sample.
+        loss: The estimated fraction of the answers that become wrong. Each changed answer counts as the
+            model's probability of the original class minus that of the new class, so a change between almost
+            equal classes counts little. The probabilities must be calibrated.
+        loss_error: The standard error of `loss`, or 0 for one sample.
     """
 
     changed: float
@@ -62,14 +61,14 @@ class AnswerChange:
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
-    """Return how a coding changed the answers, or None if an output changed that has no class scores.
+    """Return how a coding changed the answers, or None if it changed an output without class scores.
 
     If there are several outputs, the one with the largest change counts.
 
     Args:
         answers: The outputs of the model with a coding.
         expected: The outputs of the model without it.
-        classes: The outputs whose last axis has class scores. They cannot be recognised by their shape.
+        classes: The outputs whose last axis has class scores.
     """
     changes = []
     for name, right in expected.items():
@@ -132,7 +131,7 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return a dict from each coding to the mean sizes and times of all tensors of a graph in it.
+    """Return a dict from each coding to the mean sizes and times of the coded tensors.
 
     Args:
         model: The model.
@@ -220,7 +219,7 @@ class TensorCoder:
         self.coding = Coding(coding if coding in CUT_CODINGS else "raw")
 
     def codes(self, array: Array) -> bool:
-        """Return whether the coding changes this tensor. Others are sent unchanged."""
+        """Return whether the coding changes this tensor, or False if it is sent unchanged."""
         return self._open("encode", array) is not None
 
     def encode(self, array: Array) -> tuple[Array, ...]:

@@ -1,8 +1,8 @@
 """Computes the costs of a graph of kernels under given conditions, in the form of the solver.
 
 Inputs that the server needs are sent like other tensors. A round trip is added once to each request that uses
-the link. The outputs of the server are sent back. TCP's slow start is not linear, so it is left to
-`latency_model` when candidates are compared.
+the link. The outputs of the server are sent back. TCP's slow start is not included because it is not linear.
+`latency_model` adds it when candidates are compared.
 """
 
 from collections.abc import Mapping
@@ -186,7 +186,7 @@ class DeviceLimits:
     memory_bytes: float | None = None
 
     def of(self, costs: GraphCosts) -> tuple[Limit, ...]:
-        """Return the limits for the solver. The number of tiers is that of `costs.seconds`."""
+        """Return the limits for the solver, for as many tiers as `costs.seconds` has."""
         limits = () if self.memory_bytes is None else memory_limits(costs, self.memory_bytes)
         if self.weights_bytes is not None:
             limits += (weight_limit(costs, self.weights_bytes),)
