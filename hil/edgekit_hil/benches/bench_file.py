@@ -108,7 +108,7 @@ def list_shipped() -> list[BenchFile]:
 
 
 def find_bench(named: str) -> BenchFile:
-    """Return the bench with the path of its file, or a shipped bench with its name.
+    """Return a bench by the path of its file, or a shipped bench by its name.
 
     Raises:
         BenchError: There is no such bench, or its file is invalid.

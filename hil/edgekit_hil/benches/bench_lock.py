@@ -31,7 +31,7 @@ class BenchLock:
 
     @classmethod
     def of(cls, bench: BenchFile) -> "BenchLock":
-        """Return the lock of a bench. Files for the same device share a lock."""
+        """Return the lock of a bench. Bench files for the same device share a lock."""
         slug = re.sub(r"[^A-Za-z0-9_.-]", "_", bench.identity)
         return cls(bench.settings.name, find_hil_folder() / _FOLDER / slug)
 
@@ -83,7 +83,7 @@ class BenchLock:
                 bench broken. If False, this call repairs a broken bench.
 
         Raises:
-            BenchError: Another run is using the bench, or it is broken.
+            BenchError: The bench is in use by another run, or is broken.
         """
         with self._locked():
             if not keeps_state:

@@ -74,7 +74,7 @@ class Device:
         return result.output
 
     def run_python(self, code: str, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Run a Python program on the device, which can import the runtime, and return its standard output.
+        """Run a Python program with the runtime on the device, and return its standard output.
 
         Raises:
             BenchError: See `run`.

@@ -3,9 +3,10 @@
     python -m edgekit_hil.drivers.emulated_processes QEMU ROOT UPPER WORK READ_ONLY...
 
 The process has its own user namespace, with the same users as the system. qemu-aarch64 is registered in the
-binfmt_misc of this namespace and not for the whole machine. In its mount namespace `/` is ROOT, changes go to
-UPPER, and the READ_ONLY folders have the same paths as outside. All programs in its process namespace end
-when the process ends. It prints `ready PID` and sleeps. `nsenter --target PID` then runs programs there.
+binfmt_misc of this namespace and not for the whole machine. In the mount namespace, `/` is ROOT, changes go
+to UPPER, and the READ_ONLY folders have the same paths as outside. All programs in the process namespace end
+together with the process. The process prints `ready PID` and sleeps. `nsenter --target PID` then runs
+programs in the namespaces.
 
 Source: Linux 6.7, "binfmt_misc: enable sandboxed mounts", and Documentation/admin-guide/binfmt-misc.rst.
 """

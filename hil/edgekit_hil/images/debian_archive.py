@@ -47,7 +47,7 @@ class DebianArchive:
         self._apt("update")
 
     def find(self, packages: Sequence[str]) -> list[str]:
-        """Return the file names of packages and their dependencies, which contain the versions."""
+        """Return the file names, including versions, of packages and their dependencies."""
         matches = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
         names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in matches if m)]
         return sorted(name.replace(":", "%3a") for name in names)

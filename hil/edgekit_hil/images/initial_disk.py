@@ -37,7 +37,7 @@ class KernelModules:
         """Return modules and their dependencies, each after the modules that it depends on.
 
         Returns:
-            A dict from path, relative to the folder of modules, to content.
+            The content of each module by its path in the folder of modules.
 
         Raises:
             BenchError: The kernel has no such module.
