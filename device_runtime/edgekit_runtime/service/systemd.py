@@ -93,7 +93,7 @@ class Notifier:
     def notify_starting(self) -> None:
         """Ask systemd to extend the start timeout, now and regularly until `notify_ready`.
 
-        Building a TensorRT engine takes longer than the default timeout. Each load has its own time limit.
+        Building a TensorRT engine takes longer than the default timeout. See also `load_timeout_s`.
         """
         self._send(f"EXTEND_TIMEOUT_USEC={self._extension_s * _MICROSECONDS:.0f}")
         if self._address:

@@ -84,7 +84,7 @@ class Streams:
                 raise ConfigError(f"streams.{name}: {cause}") from cause
 
     def remove(self, name: str) -> None:
-        """Start to stop the stream if it exists. Its name is free at once."""
+        """Stop the stream `name` if it exists, without waiting. The name can be used again at once."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             task = self._loop.create_task(stream.stop())
@@ -146,7 +146,8 @@ class Streams:
             stream: The stream.
             connected: The socket of the client. This object closes it.
             head: The head of the HTTP response, including the empty line. It is sent first.
-            view: `lines` for answers, `pictures`, or `trial` for pictures with the answers of the trial too.
+            view: `lines` sends answers, and `pictures` sends pictures with answers. `trial` also adds the
+                answers of the version on trial.
             on_close: Called when the client has disconnected. Set this for the client that started the
                 stream. Such a client is not counted as a viewer.
         """

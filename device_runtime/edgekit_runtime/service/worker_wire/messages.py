@@ -27,10 +27,10 @@ class VerifiedPackage:
 
     Attributes:
         version: The version of the model.
-        manifest_sha256: The digest of the signed manifest. The worker compares it when it opens the package.
+        manifest_sha256: The digest of the signed manifest. The package in the worker must have this digest.
         submodel: The submodel of the package to load, or None for the whole package.
-        local_key: The `local_key` of an encrypted package as text, or None. The worker gets the package
-            decrypted, and uses this key to encrypt the files that it stores.
+        local_key: The key, as text, with which the worker encrypts stored files, or None if the package is
+            not encrypted. The worker receives the decrypted package.
     """
 
     version: str
@@ -68,8 +68,9 @@ class TrialReport:
     """A report of a worker on a version on trial.
 
     Attributes:
-        outcome: First `tried` (the trial has started), `refused` (the version cannot be loaded) or
-            `unavailable` (the system is out of memory or file descriptors). Later `promote` or `rollback`.
+        outcome: The first report states `tried` (the trial has started), `refused` (the version cannot be
+            loaded) or `unavailable` (out of memory or file descriptors). The last one states `promote` or
+            `rollback`.
         gate: The gate that was missed, for `rollback`.
         reason: The reason why the version was rolled back or not tried.
     """

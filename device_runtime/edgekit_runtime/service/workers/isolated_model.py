@@ -45,12 +45,12 @@ _logger = logging.getLogger(__name__)
 class IsolatedModel(IsolatedVersion):
     """A version in worker processes. Use it on the event loop, except for `close`.
 
-    A version on trial has no workers of its own. It runs in a worker of the version in use, which is its
-    host. After a promotion, that worker belongs to the new version.
+    A version on trial has no workers of its own. It runs in a worker of the version in use. The version in
+    use is called its host. After a promotion, that worker belongs to the new version.
 
     Attributes:
-        opened: A future that is done when a worker is ready or, in a trial, when the candidate gets calls. If
-            that fails, the future gets the error. `end` cancels it.
+        opened: A future that is done when a worker is ready. For a version on trial, it is done when the
+            version gets calls. If opening fails, the future gets the error. `end` cancels the future.
         hosted: The trial of another version in a worker of this version, or None.
         workers: The workers that are starting or running. Ready workers are in the order of becoming ready.
         restarts: How often a worker was restarted after it was lost.
@@ -91,14 +91,14 @@ class IsolatedModel(IsolatedVersion):
     def ready(self) -> list[WorkerHandle]:
         """The workers that have loaded the model. For a version on trial, the workers of its host.
 
-        Only the first `isolation.processes` workers get requests. The standby worker comes after them.
+        Only the first `isolation.processes` workers get requests. The standby worker is the last one.
         """
         workers = self.workers if self._trial is None else self._trial.host.workers
         return [worker for worker in workers if worker.is_ready]
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the version has or will get its own workers, because it is neither on trial nor ended."""
+        """Whether the version uses its own workers, because it is neither on trial nor ended."""
         return self._trial is None and not self._is_ended
 
     @property
@@ -219,7 +219,7 @@ class IsolatedModel(IsolatedVersion):
     def to_json(self) -> dict[str, JsonValue]:
         """Return the statistics of the first worker without its counts.
 
-        They are empty before its first report.
+        The result is empty before the first report of the worker.
         """
         snapshot = self._snapshots.get(self.ready[0]) if self.ready else None
         return {} if snapshot is None else snapshot.details
@@ -258,7 +258,7 @@ class IsolatedModel(IsolatedVersion):
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Remove an ended worker, roll back its candidate, and restart it if `RestartPolicy` says so."""
+        """Remove an ended worker and roll back its candidate. `RestartPolicy` decides on a new worker."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -369,12 +369,11 @@ class IsolatedModel(IsolatedVersion):
 class WorkerTrialRunner(TrialRunner):
     """A trial of a candidate in a worker of the version in use. If the worker ends, the trial ends too.
 
-    The worker proposes a verdict, and the service checks it. The candidate gets calls when its
-    `IsolatedModel.opened` is done.
+    The worker reports a verdict, and the service checks the verdict.
 
     Attributes:
         host: The version in use.
-        deadline_s: The time by which the candidate must be open, on the clock of the event loop.
+        deadline_s: The time limit for opening the candidate, as a time of the event loop.
         worker: The worker that runs the candidate, or None until a worker is ready.
         figures: The statistics of the rollout in the worker. Empty before the first report.
         report: Called with the verdict. None before `begin` and after the trial.
@@ -426,12 +425,12 @@ class WorkerTrialRunner(TrialRunner):
             raise ChannelError(f"it sent {outcome!r} of version {message.version} at the wrong time")
 
     def give_up(self, reason: str) -> None:
-        """End the trial because the candidate cannot be tried now. The candidate is not blamed for it."""
+        """End the trial because the candidate cannot be tried now. It can be loaded again later."""
         text = f"{self.model.manifest.name} {self.version} cannot be tried now: {reason}; load it again later"
         self._fail(UnavailableError(text, _RESTART_S))
 
     def crash(self, reason: str) -> None:
-        """Roll back the candidate because its worker crashed. Without the candidate, the worker ran well."""
+        """Roll back the candidate because its worker crashed during the trial."""
         name = self.model.manifest.name
         _logger.error("%s: its worker is lost with %s: %s", name, self.version, reason)
         if self.model.opened.done():  # also if it was to be promoted: it has not been yet
@@ -460,14 +459,14 @@ class WorkerTrialRunner(TrialRunner):
     def to_json(self) -> dict[str, JsonValue]:
         """Return the latest statistics of the rollout from the worker.
 
-        They are empty before the first report.
+        The result is empty before the first report.
         """
         return self.figures
 
     def take_over(self) -> bool:
-        """Use the candidate instead of the version in use.
+        """Replace the version in use with the candidate.
 
-        Return False if its worker is lost. The candidate is then rolled back.
+        Return False if the trial has already ended, for example because its worker crashed.
         """
         return self.host.promote(self)
 
