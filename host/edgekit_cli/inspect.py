@@ -1,4 +1,4 @@
-"""`edgekit inspect`: shows the contents of a package, trusted or not, or of a `.tflite` model."""
+"""`edgekit inspect`: shows the contents of a package, even from an untrusted key, or of a `.tflite` model."""
 
 from __future__ import annotations
 

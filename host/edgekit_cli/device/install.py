@@ -1,4 +1,4 @@
-"""`edgekit device install`."""
+"""`edgekit device install`: installs or updates edgekit on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit device status`."""
+"""`edgekit device status`: shows facts about a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit device uninstall`."""
+"""`edgekit device uninstall`: removes edgekit from a device."""
 
 from __future__ import annotations
 

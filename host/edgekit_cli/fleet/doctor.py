@@ -24,8 +24,8 @@ def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_jso
     """Test a broker, and list what expires in the fleet and how to renew it.
 
     Pass each node of a cluster as HOST:PORT. Without an argument, the command starts mosquitto with the
-    settings of `up` and tests it. Any other broker must trust the fleet's authority, and the fleet's manager
-    must not be connected to it.
+    settings of `up` and tests it. A broker that is passed must trust the fleet's authority, and the fleet's
+    manager must not be connected to it.
     """
     folder = find_folder(path)
     from edgekit_fleet.identity.authority import open_authority

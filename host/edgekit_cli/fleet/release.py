@@ -1,4 +1,4 @@
-"""`edgekit fleet release`: combines packages to a release. A rollout then offers it to devices."""
+"""`edgekit fleet release`: combines packages into a release, which a rollout then offers to devices."""
 
 from __future__ import annotations
 

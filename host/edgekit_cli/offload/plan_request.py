@@ -1,4 +1,4 @@
-"""Parses the options of `edgekit offload plan`, and reads the profiles and samples or measures profiles."""
+"""Parses the options of `edgekit offload plan`, reads the samples, and reads or measures the profiles."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
