@@ -65,7 +65,7 @@ def is_tflite(path: Path) -> bool:
 
 
 def describe_folder(path: Path) -> str:
-    """Return the end of an error message about a folder that is not a model: its kind and what to do."""
+    """Return a text for an error message about a folder: the kind of the folder and what to do."""
     if (path / "saved_model.pb").exists():
         return f"a TensorFlow SavedModel; {_TO_ONNX_FROM_KERAS}"
     return "a folder; give the model file in it"
@@ -78,7 +78,7 @@ def describe_signature(head: bytes) -> str | None:
 
 
 def describe_no_model(path: Path, content: bytes) -> str:
-    """Return the end of an error message about a file that is not an ONNX model: its kind and what to do."""
+    """Return a text for an error message about a file that is not an ONNX model: its kind and what to do."""
     if not content:
         return "empty; write or copy the file again"
     if path.name == "saved_model.pb":

@@ -2,11 +2,11 @@
 
     hf:OWNER/NAME[@REVISION][:FILE]     a file of a repository that `hf download` has put into the cache
     mlflow:PATH                         the ONNX file of a model that MLflow has saved in a folder
-    FOLDER.ortpackage                   the processor's variant of a model package of onnxruntime or Olive
+    FOLDER.ortpackage                   the CPU variant of a model package of onnxruntime or Olive
 
-Nothing is downloaded. The files of Hugging Face are links to another folder in the same repository. A link
-out of the folder of the repository is refused without reading it. In the other folders, names and links that
-lead out of the folder are also refused.
+Nothing is downloaded. A file outside the folder of the repository, model or model package is refused without
+reading it. In the cache of Hugging Face, a file is usually a link to another folder of the same repository,
+which is allowed.
 
 Source: huggingface_hub, "Understand caching"; MLflow, "MLmodel file"; onnxruntime, `model_package/README.md`;
 the writer of olive-ai 0.13, `olive/cli/model_package.py`.

@@ -103,9 +103,9 @@ def check_operators(model: onnx.ModelProto) -> None:
 def check_weights(model: onnx.ModelProto) -> None:
     """Check that all stored floats are finite.
 
-    Infinity is allowed in a scalar (a bound) and in a tensor of only zeros and infinities (a mask). -inf is
-    also allowed in a tensor that is not an input of a matrix product, convolution or recurrent layer (a mask
-    that also contains biases).
+    Infinity is allowed in scalars, which are usually bounds, and in tensors with only zeros and infinities,
+    which are usually masks. -inf is also allowed in all tensors that are not inputs of a matrix product,
+    convolution or recurrent layer.
 
     Raises:
         ModelError: A weight is NaN or infinite. The message states the tensor and the number of such values.

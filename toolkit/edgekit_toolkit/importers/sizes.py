@@ -1,7 +1,7 @@
-"""Determines the sizes of a model's free dimensions, with which it runs.
+"""Determines the sizes of a model's free dimensions.
 
-Latency, memory and energy depend on these sizes. They are taken from the user or from samples. A batch
-defaults to 1. The user must state all other sizes, because figures for guessed sizes would be meaningless.
+Latency, memory and energy depend on these sizes. The sizes are taken from the user or from samples. A batch
+defaults to 1. There is no default for other sizes, because figures for guessed sizes would be meaningless.
 The model runs for the first time here, so this module also replaces operators on which the engine fails.
 """
 
@@ -37,7 +37,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """A model and the sizes of its free dimensions, with which it runs.
+    """A model and the sizes of its free dimensions. The model runs with these sizes.
 
     Attributes:
         source: The model. Its `original` is set if operators were replaced.
@@ -124,7 +124,7 @@ def settle_sizes(
         ranges: See `generate_feeds`.
 
     Raises:
-        ModelError: A size is unknown, `stated` names no free dimension, or the model does not run.
+        ModelError: A size is unknown, `stated` has an unknown dimension, or the model does not run.
     """
     sizes_by_name = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
@@ -157,7 +157,7 @@ def _unknown(missing: Sequence[str]) -> str:
 
 
 def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[TensorSpec, ...]:
-    """Return the inputs with the size `batch` for their free batch. If it is None, they are not changed."""
+    """Replace the free batch dimension of the inputs by `batch`, unless `batch` is None."""
     if batch is None:
         return inputs
     free = batch_dims(inputs)

@@ -1,8 +1,8 @@
-"""The arithmetic of 8-bit products on this machine, which decides whether scores hold for the target.
+"""Describes how this machine computes 8-bit products, because scores depend on this.
 
-All targets add 8-bit products exactly in 32 bits. Arm and TensorRT have instructions for this. x86 uses VNNI,
-or else a setting of the runtime (`edgekit_runtime.sessions.ort_products`). This machine is exact too, except
-for a few products of models that were quantized by other tools (`models.saturating_products`).
+All targets accumulate 8-bit products exactly in 32 bits. Arm and TensorRT have instructions for this. x86
+uses VNNI, or else a setting of the runtime (`edgekit_runtime.sessions.ort_products`). This setting does not
+cover a few operators of models that were quantized by other tools (`models.saturating_products`).
 """
 
 import platform

@@ -1,7 +1,7 @@
 """Shortens the measurements listed in `$EDGEKIT_BRIEF`, such as `times,memory,races`.
 
-Tests set this variable, which child processes inherit, because their results must not depend on the speed of
-the machine. The figures of packages that are made in this way are meaningless.
+Tests set this variable to save time. Child processes inherit it. The figures of packages that are made with
+it are meaningless.
 """
 
 import os
@@ -16,9 +16,9 @@ _HOST_S: Final = 0.1
 
 
 def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
-    """Return whether `$EDGEKIT_BRIEF` asks for short measurements of this kind.
+    """Return whether `$EDGEKIT_BRIEF` contains this kind of measurements.
 
-    With `races`, the race between forms is skipped.
+    Measurements of the kind `races` compare forms with similar predicted latencies. They are skipped.
     """
     return kind in os.environ.get(VARIABLE, "").split(",")
 

@@ -207,8 +207,8 @@ def read_kernels(
     Args:
         events: A dict from name and operator of a kernel to its events in onnxruntime's profile.
         grouped: The names of grouped convolutions.
-        shortest_us: The time of a kernel that does nothing, in microseconds. Kernels that are not slower get
-            the kind `call`, because additional threads do not speed them up.
+        shortest_us: The time of a kernel that does nothing, in microseconds. Kernels that take up to this
+            time get the kind `call`, because additional threads do not speed them up.
         rounds: The number of runs, at least two. The first run is ignored, because it allocates memory.
     """
     kernels: list[KernelTime] = []

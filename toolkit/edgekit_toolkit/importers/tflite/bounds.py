@@ -1,9 +1,10 @@
 """Checks the bounds of a flatbuffer before its offsets are followed.
 
-The generated reader trusts all offsets and lengths. It could read a damaged file for hours, because tables
-may overlap and each may have a vector as long as the file. The check visits the same parts as the reader, in
-the order of the schema. It fails if a part is outside the file, or if all parts together are larger than the
-file. The fields in the options of operators are not checked here, because the engine checks them.
+The generated reader trusts all offsets and lengths. With a damaged file, it could run for hours, because
+overlapping tables can refer to the same long vector many times. The check visits the same parts as the
+reader, in the order of the schema. It fails if a part is outside the file, or if the total size of the parts
+is several times that of the file. The options of operators are not checked here, because the engine checks
+them.
 
 Source: FlatBuffers internals (https://flatbuffers.dev/internals/), and TFLite's schema.fbs.
 """
@@ -157,7 +158,7 @@ def check_bounds(content: bytes) -> None:
     """Check that all parts of the model are within the file.
 
     Raises:
-        ModelError: A part is not. The message states the part and where it begins.
+        ModelError: A part is outside the file. The message states the part and its offset.
     """
     _Walk(content).table("the model", 0, "Model")
 
