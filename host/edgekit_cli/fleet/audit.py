@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @folder_and_json_options
 def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:
-    """Show the newest entries of the audit log. With SUBJECT, show only those about a device, release or rollout.
+    """Show the newest entries of the audit log. With SUBJECT, only those about a device, release or rollout.
 
     The command also checks the whole log, and fails if an entry was changed.
     """
