@@ -1,8 +1,8 @@
 """Finds the value ranges of the inputs of a quantized model.
 
 If a model quantizes an input directly, the scale and the zero point limit the range of the input. Values
-outside the range are clipped. If a model computes with an input before it quantizes it, for example subtracts
-a mean, the input has no such range.
+outside the range are clipped. If a model first computes with an input, such as by subtracting a mean, the
+input has no such range.
 """
 
 from collections.abc import Iterator, Mapping

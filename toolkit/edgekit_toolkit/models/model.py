@@ -90,7 +90,7 @@ class Model(Protocol):
             outputs: The names of the outputs to return, or None for all outputs in the order of the model.
             threads: The number of threads of one inference.
             rewrites: Whether the engine may optimise the graph. Models with integer arithmetic are always
-                optimised, because their products are exact on every processor only then.
+                optimised. Otherwise, their products would not be exact on all processors.
 
         Raises:
             BackendError: The engine refuses the model.

@@ -26,8 +26,8 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
     Args:
         model: The model.
         threads: The number of threads of one inference.
-        optimise: Whether ONNX Runtime optimises the graph. 8-bit products are exact on every processor only
-            if it does.
+        optimise: Whether ONNX Runtime optimises the graph. If not, 8-bit products are not exact on all
+            processors.
 
     Raises:
         BackendError: ONNX Runtime refuses the model, or would crash on it.

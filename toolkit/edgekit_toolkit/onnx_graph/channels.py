@@ -50,7 +50,10 @@ class ChannelAxis:
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return a bool mask of the axis that is False only for channels whose `stays` is False."""
+        """Return which indices of the axis remain, bool [size of the axis].
+
+        `stays` states which channels of the group remain. Channels of other groups always remain.
+        """
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
     def equals(self, other: "ChannelAxis") -> bool:
@@ -66,9 +69,9 @@ class ChannelGroup:
         producers: The layers that produce the channels, in the order of the graph.
         depthwise: The layers that filter each channel separately.
         consumers: The layers that mix the channels.
-        tensors: The axis of the channels in each activation that contains them, by name.
-        constants: A dict from (node index, input index, axis) to the channels on this axis of a constant
-            input.
+        tensors: A dict from the name of each activation with these channels to the axis of the channels.
+        constants: A dict for constant inputs with these channels, from node index, input index and axis to
+            the channels.
         reshapes: A dict from the index of a Reshape node to the axis of the channels in its output.
     """
 

@@ -137,7 +137,7 @@ def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def set_items(field: Any, items: Iterable[Any]) -> None:
-    """Replace all items of a repeated field such as `graph.node`, in place. New items may be old ones."""
+    """Replace all items of a repeated field such as `graph.node`. `items` may include current items."""
     new = list(items)
     del field[:]
     field.extend(new)
