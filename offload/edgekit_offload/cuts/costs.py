@@ -24,8 +24,7 @@ class Costs:
             the kernel cannot run there.
         upload: The cost of encoding, sending and decoding each tensor, float64 [tensors, links], at least 0.
             It is infinite if a tensor must not be sent.
-        download: The cost of sending an output from behind a link back to the device, float64 [tensors,
-            links].
+        download: The cost of sending an output back to the device over each link, float64 [tensors, links].
         setup: The fixed cost of using each link, such as a round trip, float64 [links].
     """
 

@@ -8,7 +8,8 @@ objective, it becomes a mixed-integer program with the same variables. HiGHS sol
 
 For example, kernel `a` reads the input `x` (600 kB) and writes `t` (40 kB). Kernel `b` reads `t` and writes
 the output `y` (1 kB). They take 100 and 400 ms on the device, and 1 and 4 ms on the server. The link takes 1
-ms per kB, and 20 ms for a round trip.
+ms per kB, and 20 ms for a round trip. The variables say whether a kernel runs `before` the link, whether a
+tensor is `sent`, and whether the link is `used`.
 
     all on the device        before[a] = before[b] = 1                     100 + 400            = 500 ms
     cut behind `a`           before[a] = 1, sent[t] = used = 1             100 + 40 + 20 + 4 + 1 = 165 ms
@@ -66,7 +67,7 @@ class Limit:
         shared: Further terms, each with several kernels. A term is added once if any of its kernels runs on
             the device.
         slack: An amount to add to `at_most`. For a limit that applies only if a certain kernel is on the
-            device, the cost of that kernel includes the slack.
+            device, this amount is also added to the cost of that kernel.
     """
 
     costs: Costs

@@ -137,7 +137,7 @@ _read_version = functools.cache(metadata.version)  # each candidate has a recipe
 
 
 def tool_versions(*backends: str) -> dict[str, str]:
-    """Return the installed versions of the tools that affect packages for these backends, by name."""
+    """Return the versions of the installed tools that packages for these backends depend on, by name."""
     names = dict.fromkeys((*_TOOLS, *(tool for name in backends for tool in find_support(name).tools)))
     versions = {"edgekit": __version__}
     for name in names:

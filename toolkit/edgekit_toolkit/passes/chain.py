@@ -1,4 +1,4 @@
-"""The sequence of optimisation passes, and its repetition from a recipe."""
+"""The sequence of optimisation passes, which can be repeated from a recipe."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

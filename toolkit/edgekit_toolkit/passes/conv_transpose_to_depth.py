@@ -1,8 +1,8 @@
 """Replaces a transposed convolution whose kernel size equals its stride by a 1x1 Conv and DepthToSpace.
 
 In such a convolution, each input pixel produces a separate block of kernel x kernel output pixels. This
-equals a 1x1 convolution to channels x kernel x kernel channels and a reordering. The engines have fast int8
-kernels for 1x1 convolutions, but none for transposed convolutions.
+equals a 1x1 convolution with channels x kernel x kernel output channels, followed by a reordering. The
+engines have fast int8 kernels for 1x1 convolutions, but none for transposed convolutions.
 
 Source: W. Shi et al., Is the deconvolution layer the same as a convolutional layer?, 2016.
 """

@@ -91,9 +91,9 @@ class WrongRewrites:
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
     """Return the optimisations of onnxruntime to disable for a float model, or None if there are none.
 
-    A session with the options of a device is compared with a session without optimisations, on `feeds` and on
-    the first feed times -1 and times 2. Rounding differences are ignored. For quantized models the result is
-    None. Use `find_wrong_in_codes` for them.
+    A session with the options of a device is compared with a session without optimisations, on `feeds`, and
+    on the first feed multiplied by -1 and by 2. Rounding differences are ignored. For quantized models the
+    result is None. Use `find_wrong_in_codes` for them.
 
     Args:
         model: The model after all passes. Optimisations that its metadata disables are tested too.

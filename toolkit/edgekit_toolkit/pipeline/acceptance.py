@@ -1,7 +1,7 @@
 """Chooses a candidate that the engine of the target accepts.
 
-`selection` chooses a candidate within the limits of the budget. Then TensorRT's parser and builder, or the
-engine release that devices run, accept or refuse it.
+`selection` chooses a candidate within the limits of the budget. Then the candidate is checked with TensorRT's
+parser and builder, or with the engine release on the devices.
 """
 
 from collections.abc import Callable, Sequence

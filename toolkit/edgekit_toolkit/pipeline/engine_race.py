@@ -77,10 +77,10 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Compare the latencies of the candidates that the engines chose on this machine.
+    """Compare the latencies of the engines' chosen candidates on this machine.
 
-    The first race finds the number of threads of each candidate. If latencies on this machine hold for the
-    target, a second race includes the fastest candidates and the float model of each engine.
+    The first race finds the number of threads of each candidate. If latencies on this machine are valid for
+    the target, a second race includes the fastest candidates and the float model of each engine.
 
     `runs` is a dict from the engines to their runs. The preferred engine is first.
 

@@ -26,7 +26,10 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def engines_of(target: Target) -> list[str]:
-    """Return a target's engines that run on hosts, the preferred first, without missing optional engines."""
+    """Return the engines of a target that run on hosts. The preferred engine is first.
+
+    Optional engines that are not installed are left out.
+    """
     return [
         name
         for name in target.backend.names

@@ -67,9 +67,10 @@ class Quantizer(Protocol):
         """Return the layers of the float model, by the first output of the layer."""
 
     def stored_layers(self, form: Form, model: Model) -> dict[str, StoredLayer]:
-        """Return the storage of each layer in a form's model, by its first output in the float model.
+        """Return the storage of each layer in the model of a form.
 
-        Layers that the form does not change have the float type of the source.
+        The keys are the first outputs of the layers in the float model. Layers that the form does not change
+        have the float type of the source.
         """
 
     def softmax_axes(self) -> Sequence[int | None]:

@@ -22,7 +22,7 @@ class Refusal:
 
     Attributes:
         operator: The operator type. Its domain is included if it is not ONNX's own.
-        node: How messages name the node: `node 'x'`, or by the tensors that it makes.
+        node: A text for messages that contains the name of the node, or else the names of its outputs.
         reason: The unsupported feature.
     """
 

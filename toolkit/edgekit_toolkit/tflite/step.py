@@ -50,7 +50,7 @@ class Step(NodeFacts):
         dtype: "np.dtype[Any] | None" = None,
         version: int = 1,
     ) -> Tensor:
-        """Add an operator with one output. Its type is that of the first input unless `dtype` is given."""
+        """Add an operator with one output, which has `dtype` or else the type of the first input."""
         if dtype is None:
             first = next(tensor for tensor in inputs if tensor is not None)
             dtype = first.dtype

@@ -85,7 +85,7 @@ class TfliteSummary:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights or arithmetic are already quantized. Doing it again would only lose accuracy."""
+        """Whether weights or arithmetic are quantized. Such a model should not be quantized again."""
         stored = any(layer.precision not in {"fp32", "fp16 weights"} for layer in self.layers.values())
         return stored or self.integer_operators > 0
 

@@ -42,7 +42,7 @@ class Node:
 
     @property
     def place(self) -> str:
-        """The text by which messages name the node: its name, or the tensors that it makes."""
+        """A text for messages that contains the name of the node, or else the names of its outputs."""
         # What the converter adds behind a semicolon is no name of the model.
         outputs = ", ".join(name.partition(";")[0] for name in self.outputs if name)
         return f"node '{self.name}'" if self.name else f"the node that makes '{outputs}'"

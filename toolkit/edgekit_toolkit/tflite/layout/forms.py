@@ -64,7 +64,7 @@ def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
 def broadcast_form(form: Form, rank: int) -> Form:
     """Return the form of an operand of `rank` that is broadcast to a result in `form`.
 
-    Axes that only the result has get size 1. If they are leading axes, they are left out, because TFLite
+    Axes that exist only in the result get size 1. If they are leading axes, they are left out, because TFLite
     aligns shapes at the end like ONNX.
     """
     missing = sum(1 for axis in form if axis != NEW) - rank

@@ -53,9 +53,9 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with padding that does not change the maximum of any window.
 
-    Zeros are used if no element is negative. Mirrored elements are used if each window with a copy also
-    contains the original. In the remaining cases, the lowest float is used, which makes a later quantization
-    useless.
+    Zeros are used if no element is negative. Mirrored elements are used if each window with the copy of an
+    element also contains the original. In the remaining cases, the lowest float is used, which makes a later
+    quantization useless.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
