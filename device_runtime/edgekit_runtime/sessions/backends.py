@@ -29,8 +29,7 @@ def open_session(
 ) -> Session:
     """Return a session of a variant. If the engine of a backend is not installed, its fallback is used.
 
-    The results stored on this machine apply: the winner of a tournament is tried first, and the options that
-    tuning found are used.
+    The results of earlier tournaments and tuning on this machine are used, see `local_results`.
 
     Args:
         package: The path of a package to verify and open, or an opened package, which is not closed.

@@ -15,8 +15,8 @@ from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
     """Return sessions for `count` simultaneous runs.
 
-    A session with `is_concurrent` can run in several threads at once. So one session is opened and returned
-    `count` times. Otherwise `count` sessions are opened, which need `count` times the memory.
+    If the session can run in several threads at once (`is_concurrent`), one session is opened and returned
+    `count` times. Otherwise, `count` sessions are opened, which need `count` times the memory.
 
     Args:
         open_one: Opens a session.
@@ -58,7 +58,7 @@ def warm_up(
     """Run each session before the first request, and return the measurements for `Scheduler.learn`.
 
     Args:
-        instances: The sessions of a model. A session that occurs several times is run like one session.
+        instances: The sessions of a model. Duplicates are ignored.
         inputs: The inputs of a run, such as the golden inputs.
         max_batch: The maximum number of rows in a batch. If the number of rows is free, batches of 2, 4, 8
             ... rows up to this number are run too.

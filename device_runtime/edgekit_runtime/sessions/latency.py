@@ -29,8 +29,8 @@ class LatencyLimits:
             starts.
         precision: Stop early when the 95 % confidence interval of each median is within this fraction of the
             median. 0 disables this.
-        batch_s: The time in seconds for which shorter inferences are repeated in each round. Their mean is
-            used. With 0, each round has one inference.
+        batch_s: The time in seconds that a session should run in each round. Shorter inferences are repeated,
+            and their mean is used. With 0, each round runs one inference.
     """
 
     warmup_rounds: int = 2
@@ -118,7 +118,7 @@ def measure_latency(
 ) -> dict[str, Latency]:
     """Measure and return the latency of each session.
 
-    Each round runs all sessions in a new random order, once or repeatedly for `limits.batch_s` each.
+    Each round runs all sessions in a new random order. `limits.batch_s` states for how long.
 
     Args:
         sessions: A dict from names to functions that run one inference.

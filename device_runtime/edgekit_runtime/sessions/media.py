@@ -22,7 +22,7 @@ class MediaSession:
 
     Attributes:
         inputs: The inputs of the model. A decoded input takes the content of one file as uint8 [bytes].
-        outputs: The outputs of the model. If the first dimension is the number of files, it is 1.
+        outputs: The outputs of the model. A free number of rows is replaced by 1, because a file is one row.
         is_concurrent: Whether several threads can run the session at once.
     """
 

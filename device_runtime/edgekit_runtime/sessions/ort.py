@@ -71,8 +71,7 @@ class OrtOptions:
         threads: The number of threads per inference. None means one per core that the process may use.
         spinning: Whether idle threads wait in a busy loop. This reduces the latency, but keeps cores busy.
         arena: Whether the memory of activations is kept for the next run. Disable it if the size of
-            activations varies strongly. The models in docs/explanation/memory.md were slower and larger
-            without it.
+        activations varies strongly. See docs/explanation/memory.md for its effect on some models.
         optimise: Whether the graph is optimised when it is loaded. Disable it for a model that was saved
             after optimisation. Then 8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: Whether quantized weights are dequantized once when the model is loaded. Enable it for
@@ -82,8 +81,8 @@ class OrtOptions:
             processors, see `ort_products`.
         disabled_optimizers: The names of onnxruntime optimizers to disable because they change the results of
             this model. `WRONG_REWRITES` are disabled for all models.
-        weights: The path of the artifact with the weights of a submodel, as its graph names it. None for a
-            model that contains its weights.
+        weights: The path of the artifact with the weights of a submodel. The graph refers to this path. None
+            for a model that contains its weights.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
@@ -163,7 +162,7 @@ class OrtSession:
     def trim(self, inputs: Mapping[str, Array]) -> None:
         """Return the memory of earlier runs to the system. After `close`, do nothing.
 
-        The model runs once more with `inputs`. The memory of the outputs of this run is not released.
+        The model runs once more with `inputs`, and the memory of these outputs is not returned.
 
         Raises:
             BackendError: onnxruntime failed, and no memory was returned.
@@ -297,9 +296,9 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Yield the path at which to open a graph that has external weights. It is `path` or a link to it.
+    """Yield the path at which a graph with external weights can be opened: `path` or a link to it.
 
-    The graph cannot read any other file.
+    The graph cannot read other files.
 
     Args:
         path: The path of the graph.

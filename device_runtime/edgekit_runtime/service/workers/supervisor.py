@@ -74,7 +74,7 @@ class Supervisor:
         Raises:
             BackendError: The model cannot be loaded in a worker.
             PackageError: The package cannot be read again.
-            UnavailableError: The model cannot be loaded at the moment. The package need not be faulty.
+            UnavailableError: The model cannot be loaded now, for example because memory is short.
         """
         manifest = package.manifest
         host: IsolatedModel | None = None
@@ -97,8 +97,8 @@ class Supervisor:
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
         """Pass a request with its connection to a worker. Return True if a worker accepted it.
 
-        If the path does not belong to an isolated model, `head.clearance` is set, and this need not be called
-        again for later requests with this head.
+        If the path does not belong to an isolated model, this method sets `head.clearance`, so that it is not
+        called again for requests with this head.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:

@@ -175,8 +175,8 @@ class WorkerHandle:
     def check_heartbeat(self) -> None:
         """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S` seconds.
 
-        A hang is measured by the number of calls since the last heartbeat. So a pause of the whole service
-        does not count as a hang.
+        The time since the last heartbeat is the number of calls of this method times `HEARTBEAT_S`. A pause
+        of the whole service therefore does not count as a hang.
         """
         self._silent_s += HEARTBEAT_S
         isolation = self._isolation

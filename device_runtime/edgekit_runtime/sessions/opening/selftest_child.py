@@ -4,9 +4,9 @@
 standard error if the test fails. REQUEST is a JSON object:
 
 - `package`: The path of the package.
-- `sha256`: The digest of the manifest that the parent has verified. The default is to use the device's keys.
+- `sha256`: The digest of the verified manifest. Without it, the device's keys verify the package.
 - `submodel`, `variants`, `threads`: What to open. The default is the preferred variant of the whole model.
-- `forget`: Whether not to store a success, see `package_opening`.
+- `forget`: If true, a success is not stored, see `package_opening`.
 """
 
 import contextlib
