@@ -59,10 +59,11 @@ class Reference:
         inputs: The inputs of the first golden row, as in a manifest.
         artifacts: The contents of the files of `inputs`, by path.
         feeds, outputs: The inputs and outputs of the first golden row, by name.
-        rows: The outputs of the further golden rows, by seed. The best row is first. The outputs are in the
-            order of `outputs`, without those in `axes`.
+        rows: A dict from the seed of each additional golden row to its outputs. The row that best detects a
+            wrong model is first. The outputs are in the order of `outputs`, without those in `axes`.
         macs: The number of multiply-accumulates of one inference, or infinity if it is unknown.
-        axes: The axis of the rows of each output whose number of rows depends on the data, by name.
+        axes: A dict from the name of each output with a data-dependent number of rows to the index of the
+            axis of the rows.
     """
 
     inputs: tuple[GoldenInput, ...]

@@ -1,7 +1,7 @@
 """The reference for drift detection: statistics of inputs and outputs on the calibration samples.
 
-The outputs are those of the float model. The outputs of quantized forms differ from them by less than the
-drift that is reported. See docs/explanation/canary.md, section "Drift".
+The outputs are those of the float model. The difference between these and the outputs of quantized forms is
+smaller than the smallest reported drift. See docs/explanation/canary.md, section "Drift".
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
-"""Chooses further golden rows of a model that reveal a wrong model best, and sets their tolerances.
+"""Chooses additional golden rows that best detect a wrong model, and sets their tolerances.
 
-A wrong model may not be noticed if a softmax saturates or an input does not affect the output. So many random
-rows are tried, and the rows whose outputs differ most are chosen. The differences are divided by the noise
-that the rounding of another engine causes. For quantized models, this noise is estimated by changing inputs
-by one 8-bit code, see docs/adr/0030.
+A golden row may not detect a wrong model if a softmax saturates or an input does not affect the output. So
+many random rows are tried, and the rows whose outputs differ most are chosen. The differences are divided by
+the noise that the rounding of another engine causes. For quantized models, this noise is estimated by
+changing inputs by one 8-bit code, see docs/adr/0030.
 """
 
 import functools
@@ -62,13 +62,13 @@ def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
 def choose_seeds(
     run: Runner, first: Feeds, *, macs: float, conditions: Conditions = lambda _: {}
 ) -> tuple[int, ...]:
-    """Return the seeds of the further golden rows that reveal a wrong model best, the best first.
+    """Return the seeds of the additional golden rows that best detect a wrong model, best first.
 
     Args:
         run: Runs the float model.
         first: The inputs of the first golden row.
-        macs: The number of multiply-accumulates of one inference. Fewer rows are tried and chosen for slow
-            models.
+        macs: The number of multiply-accumulates of one inference. For slow models, fewer rows are tried and
+            chosen.
         conditions: Returns the branches that inputs take, see `open_conditions`. Rows that take other
             branches than the first row are preferred.
     """
@@ -100,12 +100,14 @@ def choose_seeds(
 def golden_rows(
     run: Runner, first: Feeds, floats: Mapping[int, Outputs], names: Sequence[str], *, integer: bool
 ) -> tuple[GoldenRows | None, dict[str, bytes]]:
-    """Return the further golden rows and the artifacts with their outputs, or (None, {}) if no row is usable.
+    """Return the additional golden rows and the artifacts with their outputs.
+
+    The result is (None, {}) if no row is usable.
 
     Args:
-        run: Runs the packaged model. Only the first row may have run in its session before.
+        run: Runs the packaged model.
         first: The inputs of the first golden row.
-        floats: A dict from the seed of each further row to the outputs of the float model, in the order of
+        floats: A dict from the seed of each additional row to the outputs of the float model, in the order of
             `names`.
         names: The names of the outputs.
         integer: Whether the packaged model computes with 8-bit codes.
@@ -150,9 +152,10 @@ def golden_rows(
 def pack_values(
     values: NDArray[Any], atol: float | NDArray[np.float64], rtol: float | NDArray[np.float64] = 0.0
 ) -> bytes:
-    """Return expected values as bytes for a package, with floats rounded to the digits that tolerances need.
+    """Return the bytes of expected values for a package.
 
-    Values near the largest float are not rounded if rounding would make them infinite.
+    float32 values are rounded to a step of at most 1/16 of their tolerance. Values near the largest float are
+    not rounded if rounding would make them infinite.
     """
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:

@@ -120,7 +120,7 @@ def check_outputs(outputs: Mapping[str, NDArray[Any]]) -> None:
     """Check that the self-test can compare the outputs of the float model for the golden inputs.
 
     Raises:
-        DataError: An output contains NaN or only infinities, as the output of a broken model might.
+        DataError: An output contains NaN, or all of its values are infinite.
     """
     for name, value in outputs.items():
         if value.dtype.kind != "f" or not value.size:
@@ -148,13 +148,13 @@ def golden_outputs(
         outputs: The outputs of the packaged model for the golden inputs.
         floats: The outputs of the float model. Their distance from `outputs` is included in the tolerance.
         integer: Whether the packaged model computes in int8.
-        axes: The axis of the rows of each output whose number of rows depends on the data, by name. Such rows
-            are compared as a set.
-        jittered: The outputs of the packaged model for inputs changed by `off_by_codes`. The tolerance
-            includes twice the change of the output. In a set, twice the number of changed rows may differ.
+        axes: A dict from the name of each output with a data-dependent number of rows to the index of the
+            axis of the rows. Such rows are compared as a set.
+        jittered: The outputs of the packaged model for inputs changed by `off_by_codes`. Their differences
+            from `outputs` determine the tolerances, and how many rows of a set may differ.
 
     Raises:
-        DataError: An output of the float model contains NaN or only infinities.
+        DataError: An output of the float model contains NaN, or all of its values are infinite.
     """
     described: list[GoldenOutput] = []
     artifacts: dict[str, bytes] = {}

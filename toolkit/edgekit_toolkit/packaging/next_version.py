@@ -30,7 +30,7 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 def under_last_version(
     recipe: Recipe, package: PackageDraft, folder: Path
 ) -> tuple[Recipe, PackageDraft] | str:
-    """Return the package under the previous version, if that version in the folder has the same content.
+    """Give a package the previous version if the folder has a package of that version with the same content.
 
     Args:
         recipe: The recipe with the version from `find_free_version`, which is not the first version.
