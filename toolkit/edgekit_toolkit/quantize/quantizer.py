@@ -45,7 +45,7 @@ class Quantizer(Protocol):
         threads: The number of threads of one inference.
         scheme: The quantization scheme that is fastest in the engine of the target.
         wider: A scheme with more bits that is more accurate but slower, or None.
-        labels: The names of the kinds of forms that have no plan, by kind, in the order of the search.
+        labels: A dict from each kind of form without a plan to its name, in the order of the search.
     """
 
     model: Model
@@ -55,7 +55,7 @@ class Quantizer(Protocol):
     labels: Mapping[str, str]
 
     def source_form(self) -> tuple[str, Model]:
-        """Return the label and the model of the form with the precision of the source, such as `float32`."""
+        """Return the label, such as `float32`, and the model in the precision of the source."""
 
     def why_no_forms(self) -> str | None:
         """Return why no other forms than the source form can be built, or None if they can."""
@@ -77,11 +77,11 @@ class Quantizer(Protocol):
         """Return the axis of the softmax that computes each output, or None for an output without softmax."""
 
     def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
-        """Return an array for each output, which numbers the joined tensor from which each value comes.
+        """Return the origin of each value in outputs that join several tensors, such as boxes and scores.
 
-        The arrays are int64 with the shape of the output for `feeds`. The joined tensors, such as boxes and
-        scores, are numbered from 0. The result is None for an output that joins no tensors or cannot be
-        traced.
+        The joined tensors are numbered from 0. For each output, the result is an int64 array with the shape
+        of the output for `feeds`, which contains the tensor number of each value. It is None for an output
+        that joins no tensors or cannot be traced.
         """
 
     def build(self, form: Form) -> Model | None:
@@ -152,7 +152,7 @@ class Quantizer(Protocol):
         """Return the first outputs of the layers that can have int8 weights, in order."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return the channel factors of equalization, which may be empty, and the ranges after it."""
+        """Return the channel factors of an equalization, and the ranges after it. There may be no factors."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
         """Return a function that builds models of plans with these factors, for measurements only."""
@@ -174,5 +174,8 @@ class Quantizer(Protocol):
     def weight_costs(
         self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
     ) -> Iterator[LayerCost]:
-        """Yield the noise and saved bytes of each layer alone with int8 weights, see `block_noises`."""
+        """Yield the noise and saved bytes for each layer if only that layer has int8 weights.
+
+        See `block_noises` for `fidelity` and `expired`.
+        """
         return measure_weights(self.build, layers, fidelity, expired)

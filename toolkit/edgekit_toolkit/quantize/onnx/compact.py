@@ -111,9 +111,10 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with each bias scale that equals input scale x weight scale computed by a node.
+    """Return `model` with nodes that compute bias scales, instead of constants.
 
-    Engines compute these scales when they load the model. `store_parameters` reverts this.
+    A bias scale is computed if it equals input scale x weight scale. Engines compute it when they load the
+    model. `store_parameters` reverts this.
     """
     result = copy_model(model)
     graph = result.graph

@@ -23,10 +23,11 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
-    """Return an array for each output, which numbers the joined tensor from which each value comes.
+    """Return the origin of each value in outputs that join several tensors.
 
-    The arrays are int64 with the shape of the output for `feeds`. The joined tensors are numbered from 0. The
-    result is None for an output that joins no tensors, or if onnxruntime cannot run the modified model.
+    The joined tensors are numbered from 0. For each output, the result is an int64 array with the shape of
+    the output for `feeds`, which contains the tensor number of each value. It is None for an output that
+    joins no tensors, or if onnxruntime cannot run the modified model.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)
