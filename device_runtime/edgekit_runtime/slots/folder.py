@@ -170,7 +170,7 @@ class ModelFolder:
         return True
 
     def may_name(self, item: Installed) -> bool:
-        """Return whether the state file names `item`. The result is also True if it cannot be read."""
+        """Return whether the state file names `item`, or True if the state file cannot be read."""
         loaded = self.load()
         is_named = any(other.sha256 == item.sha256 for other in loaded.state.installed)
         return is_named if loaded.problem is None else not loaded.replaceable

@@ -47,7 +47,7 @@ class Permissions:
 def find_previous(state: ModelState) -> Installed | None:
     """Return the package that becomes current if the current one is rejected, or None.
 
-    A healthy spare package is preferred to the factory package, which is preferred to an unproven one.
+    The order of preference is a healthy spare package, the factory package, an unproven spare package.
     """
     if state.current is state.factory:
         return None  # there is nothing behind it
@@ -102,7 +102,7 @@ def undo_start(state: ModelState, version: str) -> ModelState:
 def confirm(state: ModelState, version: str) -> ModelState:
     """Return the state in which `version` is healthy. It is unchanged if `version` is not installed.
 
-    A rejected version becomes healthy only if it is current, because no other version could be opened.
+    A rejected version becomes healthy only if it is current.
     """
     is_current = (
         state.current is state.active and state.active is not None and state.active.version == version
@@ -159,8 +159,9 @@ def add_factory(state: ModelState, new: Installed, allowed: Permissions) -> Mode
     """Return the state with `new` as the factory package.
 
     Raises:
-        SlotError: Another factory package is installed, or the version was rejected or has another digest.
-            Also raised if only `new` is not encrypted and `allowed.plain` is False.
+        SlotError: Another factory package is installed, the version was rejected, or the same version has
+            another digest. Also raised if an installed package is encrypted, `new` is not, and
+            `allowed.plain` is False.
     """
     _check_content(state, new)
     _check_encrypted(state, new, allowed)

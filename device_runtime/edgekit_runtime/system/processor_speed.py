@@ -98,7 +98,7 @@ def time_fixed_work() -> float:
 def begin_anywhere(draws: random.Random, share: float) -> None:
     """Work for a random time, so that later work begins at a random point of the time slice.
 
-    Otherwise, a short measurement always fits into one time slice and does not show a CPU quota.
+    Otherwise, a short measurement always fits into one time slice, and is not slowed down by a CPU quota.
 
     `share` is the share of a processor that the quota allows. If it is 1, nothing happens.
     """

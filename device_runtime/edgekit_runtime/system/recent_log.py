@@ -49,7 +49,7 @@ class RecentLines(logging.Handler):
         self.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store a record. Each line of its traceback is stored as a line."""
+        """Store a record. Each line of its traceback is stored as a separate line."""
         with contextlib.suppress(Exception):  # a malformed record must not end what it reports
             self.lines.extend(line[:_MAX_CHARS] for line in self.format(record).split("\n"))
 
@@ -67,7 +67,7 @@ def read_recent(count: int) -> list[str]:
 
 
 def read_journal(count: int) -> list[str]:
-    """Return the last `count` journal lines of service and agent, or none without a journal."""
+    """Return the last `count` journal lines of the service and the agent, or none without a journal."""
     if "JOURNAL_STREAM" not in os.environ:
         return []
     units = [f"--unit={unit}" for unit in _UNITS]

@@ -47,7 +47,7 @@ def check_lack(cause: BaseException, doing: str) -> None:
 def check_descriptors(doing: str) -> None:
     """Raise `UnavailableError` if this process cannot open a file.
 
-    Call this after a failure without a reason. `doing` is the failed action, for the message.
+    Call this after a failure of unknown cause. `doing` is the failed action, for the message.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

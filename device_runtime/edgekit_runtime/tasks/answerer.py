@@ -80,7 +80,7 @@ class Answerer:
 
     @property
     def file_type(self) -> MediaType:
-        """The media type of files that state none: `image/jpeg` for pictures, else `audio/wav`."""
+        """The default media type of files: `image/jpeg` for pictures, else `audio/wav`."""
         return MediaType("image/jpeg" if isinstance(self.rules, ImageRules) else "audio/wav")
 
     def with_options(self, changes: Mapping[str, JsonValue]) -> "Answerer":

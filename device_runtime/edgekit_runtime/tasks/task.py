@@ -4,7 +4,7 @@
     def _decode(outputs: Outputs, options: RegressionOptions, context: Context) -> Decoded: ...
 
     task, options = read_task(manifest.task)
-    task.decode(outputs, options, context)        # {"values": [0.31]}
+    task.decode(outputs, options, context)        # {"values": [{"value": 0.31, ...}]}
 
 To add a task, add a module to `tasks/kinds/`.
 """

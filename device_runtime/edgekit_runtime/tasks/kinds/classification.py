@@ -16,7 +16,7 @@ class ClassificationOptions:
 
     Attributes:
         output: The output with a value for each class. Empty for the first output.
-        scores: `probabilities`, or the activation to apply to logits, `softmax` or `sigmoid`.
+        scores: `probabilities`, or the activation that converts logits (`softmax` or `sigmoid`).
         top: The number of classes in an answer.
         min_score: The minimum score of a class in an answer.
         background: The number of background classes at the start, such as 1 for TensorFlow's ImageNet models.

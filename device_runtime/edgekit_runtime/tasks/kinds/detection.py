@@ -51,7 +51,7 @@ class DetectionOptions:
         count_output: The output with the number of valid boxes, for `listed`. Empty if all are valid.
         boxes: `centre` for centre and size, `corners` for two corners. With `-yx`, y comes before x.
         unit: `pixels` of the input, or `shares` of its width and height.
-        scores: `probabilities`, or the activation to apply to logits, `softmax` or `sigmoid`.
+        scores: `probabilities`, or the activation that converts logits (`softmax` or `sigmoid`).
         background: The position of the class for `no object`, which is `none`, `first` or `last`.
         columns: The order of the values in a row of the layout `rows`.
         strides: The size of a cell of each grid in pixels of the input, for `grid` and `anchors`.
@@ -132,9 +132,9 @@ def find_boxes(
         outputs: The outputs of one sample, each with a batch of 1.
         options: The options of the task.
         input_size: The height and width of the input.
-        labels: The number of labelled classes, or None. The axis whose size fits this number has the values
-            of a box. If no axis or both axes fit, the shorter axis has the values, and a probability over 1
-            is an error. If it is None, the shorter axis has the values, and all scores are accepted.
+        labels: The number of labelled classes, or None. It determines which axis of an output has the values
+            of a box. If neither or both axes fit, the shorter axis is used, and a probability over 1 is an
+            error. If `labels` is None, the shorter axis is used without this check.
 
     Raises:
         DataError: An output is missing or has another shape, or a probability is over 1.

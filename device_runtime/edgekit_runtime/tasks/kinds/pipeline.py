@@ -8,7 +8,7 @@ from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """`pipeline` has no options. The tasks of its stages have their own."""
+    """`pipeline` has no options, but the tasks of its stages have options."""
 
 
 @register(

@@ -19,7 +19,7 @@ class SoundEventOptions:
     Attributes:
         output: The output with scores. Empty for the first output.
         layout: `NTC` for [N, frames, classes] or [N, classes], `NCT` for [N, classes, frames].
-        scores: `probabilities`, or the activation to apply to logits, `softmax` or `sigmoid`.
+        scores: `probabilities`, or the activation that converts logits (`softmax` or `sigmoid`).
         threshold: The minimum score at which an event begins.
         release: The minimum score at which an event continues, at most `threshold`.
         hop_s: The time between two frames in seconds. If it is 0, it is the length of the recording divided

@@ -18,10 +18,10 @@ class TextOptions:
     Attributes:
         output: The output with a value for each frame and character. Empty for the first output.
         layout: `NTC` for [N, frames, characters], `NCT` for [N, characters, frames].
-        blank: The position of the blank among the characters. It needs no label. If one more label is
-            missing, the last character is a space, as in PaddleOCR.
+        blank: The position of the blank among the characters. The blank needs no label. If the last
+            character has no label either, it is a space, as in PaddleOCR.
         space: The label that stands for a space, such as the bar of wav2vec 2.0.
-        scores: `probabilities`, or the activation to apply to logits, usually `softmax`.
+        scores: `probabilities`, or the activation that converts logits, which is usually `softmax`.
     """
 
     output: str = ""
