@@ -38,10 +38,10 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed, and return True if it may be checked.
+    """Count an attempt as failed before it is checked, and return True if it is below all its limits.
 
     Call this before a password or code is checked, and call `forgive` after a success. If a limit is reached,
-    the attempt is not counted, and the result is False. The arguments are those of `allows`.
+    the attempt is not counted. The arguments are those of `allows`.
     """
     rows = _read(session, limits)
     if not _allows(rows, limits, now):

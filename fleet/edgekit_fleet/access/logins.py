@@ -53,13 +53,13 @@ class Login:
 class LoginDesk:
     """Logs users in by name and password, and limits the rate of guesses.
 
-    After a login, the browser keeps a cookie that identifies it. Failures from a browser with this cookie
-    have a separate limit. So attackers without the cookie cannot lock the user out of that browser.
+    After a login, a cookie identifies the browser. Failures from a browser with this cookie have a separate
+    limit. So attackers without the cookie cannot lock the user out of that browser.
 
-    Other failures are counted for the pair of name and address. They lock out neither other users at that
-    address nor this user elsewhere. Wider limits apply to the failures for each name, for each address, and
-    in total. They do not apply to a user at an address where that user has logged in before. The audit log
-    gets at most one alarm a minute for each address.
+    Other failures are counted for the pair of name and address. Other users at that address, and this user at
+    other addresses, are not locked out. Higher limits apply to the failures for each name, for each address,
+    and in total. These limits do not apply to a user at an address where that user has logged in before. The
+    audit log gets at most one alarm a minute for each address.
 
     Source: OWASP, *Slow Down Online Guessing Attacks with Device Cookies*.
     """
@@ -208,7 +208,7 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
 
 
 def csrf_of(secret: str) -> str:
-    """Return the CSRF token for the forms of a login. It identifies the login even after its end."""
+    """Return the CSRF token for the forms of a login, which identifies the login even after its end."""
     return digest(f"csrf {secret}")
 
 

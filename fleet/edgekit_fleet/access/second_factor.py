@@ -57,7 +57,7 @@ def make_code(secret: str, step: int) -> str:
 
 
 def add_factor(session: Session, name: str, *, actor: str, is_confirmed: bool) -> NewSecondFactor:
-    """Give a user a new second factor. It replaces one that was never confirmed.
+    """Give a user a new second factor. An earlier one that was not confirmed is removed.
 
     If `is_confirmed` is True, logins require the factor at once. Otherwise they require it after
     `confirm_factor`.

@@ -47,7 +47,7 @@ class SpoofedHeadersError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user whom a proxy has logged in, with the role of their groups."""
+    """A user whom a proxy has logged in, and the role that follows from their groups."""
 
     name: str
     role: Role

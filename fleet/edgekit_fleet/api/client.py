@@ -49,7 +49,7 @@ class LocalFleet:
 
 
 class RemoteFleet:
-    """A fleet that is called over HTTP. Requests are retried after a failure, but carried out only once."""
+    """A fleet that is called over HTTP. Failed requests are sent again, but are carried out only once."""
 
     def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
         """Prepare the client. No request is sent yet.

@@ -2,7 +2,7 @@
 
 field/<ID>.jpg      The input as it was received. Tensors, which have no media type, are .npz files.
 field/labels.csv    file_name, label, suggestion. People fill in `label`. Tensors are not listed.
-field/selection.csv file_name, probability and more. Requests like this are sampled with this probability.
+field/selection.csv file_name, probability and more. Such requests are sampled with `probability`.
 """
 
 import base64

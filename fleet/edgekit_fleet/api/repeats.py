@@ -79,9 +79,10 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 
 
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
-    """Store the answer to a request, unless its status is 500 or more, so that the request can be repeated.
+    """Store the answer to a request for repeated requests with the same key.
 
-    `answer` is the body, or empty if the answer contains a secret.
+    An answer with a status of 500 or more is not stored, so the request can be tried again. `answer` is the
+    body, or empty if the answer contains a secret.
     """
     with store.transaction() as session:
         row = session.get(IdempotencyRow, (request.actor, request.key))

@@ -173,7 +173,7 @@ class Mosquitto:
             os.kill(self._child.pid, signal.SIGHUP)
 
     def silence(self, devices: Collection[str]) -> None:
-        """Make the broker drop the messages of these devices, and no longer those of other devices.
+        """Make the broker drop the messages of these devices, and accept those of all others.
 
         A device that floods the broker would otherwise fill the manager's queue, and messages of other
         devices would be lost.

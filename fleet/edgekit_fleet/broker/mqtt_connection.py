@@ -107,7 +107,7 @@ class MqttConnection(asyncio.Protocol):
         return len(self._packets) + buffered
 
     def pause_reading(self) -> None:
-        """Stop reading. The system's buffer has room for more than a second of messages."""
+        """Pause reading. Meanwhile, the system can buffer more than a second of messages."""
         if self._transport is not None:
             self._transport.pause_reading()
 

@@ -1,7 +1,7 @@
 """Tests with real messages whether a broker supports what the fleet's protocol needs.
 
 The broker's replies prove nothing. For example, mosquitto accepts a forbidden subscription but delivers no
-messages, and so do two nodes of RabbitMQ 4 with a shared subscription.
+messages. Two nodes of RabbitMQ 4 do the same with a shared subscription.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The page of model health: the cost and quality of each version on each device class, over the last day.
 
-A fleet of 100,000 devices reports millions of figures a day, so the page only reads those of a few devices.
-For each version and class, these are the first devices that reported in the version's newest hour. The
+A fleet of 100,000 devices reports millions of figures a day, so the page only uses a few devices of each
+version and class. These are the devices that were the first to report in the newest hour of the version. The
 decisions of rollouts use all figures.
 """
 
@@ -37,7 +37,7 @@ class Metric:
         name: The name in ids of the page.
         value: The column whose average over devices is drawn.
         show: Formats a value.
-        top: The minimum upper end of the y axis. Higher values extend it.
+        top: The upper end of the y axis, unless a value is higher.
     """
 
     name: str

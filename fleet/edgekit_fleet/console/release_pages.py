@@ -69,7 +69,7 @@ class PackageEvidence:
 
 
 def show_releases(console: Console, request: Request) -> Response:
-    """Return a page of releases, newest first, from before the time `before` in the query."""
+    """Return a page of the releases that were made before the time `before` in the query, newest first."""
     text = request.query_params.get("before", "")
     statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc()).limit(_RELEASES + 1)
     try:

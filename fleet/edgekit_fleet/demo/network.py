@@ -18,7 +18,7 @@ _CHUNK_BYTES: Final = 1 << 16
 
 
 class Network:
-    """Forwards TCP ports from one local address to another in a `with` block. `cut` interrupts this."""
+    """Forwards TCP ports from one local address to another in a `with` block, except after `cut`."""
 
     def __init__(self, near: str, far: str, ports: Sequence[int]) -> None:
         """Prepare the network. Forwarding starts with the `with` block.

@@ -85,7 +85,8 @@ def check_device_name(name: str) -> str:
 class Authority:
     """The authority in a folder.
 
-    The files are `authority.pem` and `.crt`, `manager.*`, `server.*` and `revoked.crl`.
+    The folder contains the private keys `*.pem` and certificates `*.crt` of `authority`, `manager` and
+    `server`, and the revocation list `revoked.crl`.
     """
 
     def __init__(self, folder: Path) -> None:

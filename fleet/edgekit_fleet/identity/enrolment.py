@@ -84,9 +84,9 @@ def enrol(
 ) -> tuple[DeviceRow, SignedCertificate]:
     """Enrol a device with its code, and return its row and its certificate.
 
-    If the device is already enrolled with this key, it gets a new certificate as from `renew`, since the
-    first answer may have been lost. Its tags and class are kept. With an unused code, it may add a decryption
-    key if it has none. A decryption key is never replaced.
+    A device may have lost the first answer and send the request again. If it is already enrolled with this
+    key, `renew` signs a new certificate, and the tags and class are kept. With an unused code, the device may
+    add a decryption key if it has none.
 
     Raises:
         SignatureError: The code is unknown, expired or used, or a key or the certificate request is invalid.

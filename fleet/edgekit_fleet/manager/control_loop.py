@@ -13,8 +13,8 @@ In this example of one turn, device `d1` has just installed the release of a rol
     commit           if the manager is killed before this, it gets the report from the broker again
     publish          sends the documents, and a lost one again after the device's next hello
 
-Other tasks have their own intervals: heartbeat and shards every few seconds, administration and floods every
-2 s, the repository every 10 minutes (`RepositoryUpkeep`), and old figures every hour.
+Other tasks have their own intervals: heartbeat and shards every few seconds, administration and flooding
+devices every 2 s, the repository every 10 minutes (`RepositoryUpkeep`), and old figures every hour.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ counted, and written to the audit log once a minute for each device. A device wi
 may have lost its journal. The manager tells it the highest number (`Desired.sequence`).
 
 A device with valid keys may still be malicious or faulty. So there are limits for each device: on messages a
-second, on audit log entries a day, and on the number of versions with figures.
+second, on audit log entries a day, and on the number of versions for which it reports figures.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class KnownDevice:
-    """A device in the manager's memory. See `DeviceRow`, and `Hello` for `reported`."""
+    """A device in the manager's memory. For the fields, see `DeviceRow`, and for `reported` see `Hello`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]

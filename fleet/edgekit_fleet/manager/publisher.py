@@ -92,8 +92,8 @@ class Publisher:
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
         """Make, store and return new documents for devices whose desired state has changed.
 
-        Publish the documents after the commit. Their number is limited, and the next call continues. `now` is
-        in seconds since 1970.
+        Publish the documents after the commit. One call makes a limited number, and the next call continues.
+        `now` is in seconds since 1970.
         """
         due = session.execute(self._select_due()).all()
         if not due:
@@ -166,10 +166,10 @@ class Publisher:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the stored documents for the given devices that have an older document.
+        """Return the stored documents of the given devices whose own document is older.
 
-        If a device has a newer document than the store, the store was restored from a backup. The device's
-        next document then gets a higher number, and an alarm is written to the audit log.
+        If a device has a newer document than the store, the store was restored from a backup. In this case,
+        the next document gets a higher number, and an alarm is written to the audit log.
         """
         entries = [self._index.devices[name] for name in devices if name in self._index.devices]
         for entry in entries:

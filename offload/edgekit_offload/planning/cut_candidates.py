@@ -5,9 +5,9 @@ the limit are refused afterwards. The tensors that they send are pinned to the d
 `--keep-on-device`, and the next round finds the best cuts behind them.
 
 For example, the limit is 20 dB. The first round finds `cut1-raw` behind kernel 3 and `cut2-int8` behind
-kernel 5. An attack on `cut1-raw` measures 31 dB, so it is refused and its tensor is pinned. No placement may
-now send this tensor, or compute it on the server. The second round finds `cut3-raw` behind kernel 8 with 17
-dB. Since no cut of this round is refused, the result is `cut2-int8` and `cut3-raw`.
+kernel 5. An attack on `cut1-raw` measures 31 dB, so this cut is refused and its tensor is pinned. From then
+on, no placement may send this tensor, or compute it on the server. The second round finds `cut3-raw` behind
+kernel 8 with 17 dB. Since no cut of this round is refused, the result is `cut2-int8` and `cut3-raw`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,9 +63,9 @@ class CutCandidate:
 
     @property
     def key(self) -> _Key:
-        """A key that is equal for equal cuts: the tiers, the sent tensors with codings, and the reply size.
+        """The tiers, the sent tensors with their codings, and the size of the reply.
 
-        Codings that do not change any tensor of a cut have equal keys.
+        Equal cuts have equal keys, even with two codings that both change none of the sent tensors.
         """
         sent = tuple((tensor.name, tensor.coding) for tensor in self.sent)
         return self.cut.tiers, sent, self.plan.costs.download_bytes
@@ -80,7 +80,7 @@ class LeakageMeter:
 
     Args:
         measure: The attack. It returns None if there is no result, for example after its time limit.
-        most_db: The limit of `Leakage.lower_bound_db` in dB, or None.
+        most_db: The limit of `Leakage.lower_bound_db` in dB, or None for no limit.
     """
 
     def __init__(

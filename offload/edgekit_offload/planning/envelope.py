@@ -62,8 +62,8 @@ def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[n
 
     Args:
         scores: The scores, float64 [plans, conditions].
-        ranks: The rank of each plan. Of equally good plans, the one with the lowest rank is chosen, or the
-            first of these.
+        ranks: The rank of each plan. If several plans are equally good, the one with the lowest rank is
+            chosen. If the ranks are equal too, the first one is chosen.
     """
     best = scores.min(axis=0)
     equal = scores <= best * (1 + EQUAL)

@@ -1,4 +1,4 @@
-"""Writes sentences about the result of planning: one for each candidate, and some about offloading."""
+"""Writes sentences about the result of planning: one for each candidate, and some about all of them."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
     Args:
         candidate: A candidate without `explanation`.
         kernels: The number of kernels in the model.
-        is_reserve: Whether it is in the table only for inputs that the best candidates cannot send.
+        is_reserve: Whether the candidate is in the table only for inputs that the best candidates cannot
+            send.
     """
     costs = candidate.plan.costs
     if candidate.kind == "local":
@@ -53,7 +54,7 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
 def explain_plan(
     candidates: Sequence[Candidate], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
 ) -> tuple[str, ...]:
-    """Return sentences that say under which conditions offloading or a cut is better.
+    """Return sentences that say under which conditions offloading is better than running locally.
 
     `bandwidths` (Mbit/s) and `rtts` (ms) are those of the grid. `unit` is the unit of the scores.
     """

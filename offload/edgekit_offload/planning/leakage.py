@@ -1,9 +1,9 @@
 """Measures a lower bound of how much of the input an attacker can recover from the tensors of a cut.
 
 The attacker is linear, and knows some inputs with the tensors that are sent for them. Two attacks are tried.
-One fits a ridge regression from all sent values to the input. The other uses the sent value with the highest
-correlation for each value of the input. Since stronger attackers exist, a low result does not prove that the
-input is secret.
+One fits a ridge regression from all sent values to the input. The other estimates each input value from a
+single sent value, the one with the highest correlation. Since stronger attackers exist, a low result does not
+prove that the input is secret.
 
 Source: Hoerl, Kennard, "Ridge regression", Technometrics 12, 1970; solved in its dual form.
 """
@@ -72,8 +72,8 @@ def measure_leakage(
             distinct and must not overlap, or the attacker would know parts of the inputs to reconstruct.
         sent: The tensors [samples, ...] after decoding on the server, to include the loss of the coding.
         seed: The seed for the order of samples, and for sampling and grouping values.
-        most_values: The maximum number of values of an input to reconstruct. With fewer values, it is faster
-            but the mean error is less certain.
+        most_values: The maximum number of values of an input to reconstruct. Fewer values take less time, but
+            make the mean error less certain.
 
     Raises:
         CutError: There are too few samples, their numbers differ, all inputs are equal, or a value is not

@@ -118,8 +118,8 @@ class CutMeasurement:
         seconds: The measuring time of each machine.
         options: The options of the model and its submodels that differ from the defaults of `OrtOptions`.
         classes: The outputs that are class scores. Probabilities are detected.
-        splits: A dict from the name of a plan to its submodels. The call adds entries.
-        usual_s: `MachineFacts.usual_s` of the device during the measurement, or None before the call.
+        splits: A dict from the name of a plan to its submodels. Each measurement adds entries.
+        usual_s: `MachineFacts.usual_s` of the device during the measurement, or None before it.
     """
 
     model: OpenedModel

@@ -64,7 +64,7 @@ class PlanInputs:
         cascade: The small model of a cascade and the required agreement.
         max_loss: The fraction of answers that a coding may make wrong, including one standard error. The loss
             is unknown if no outputs are known to be classes, nothing was run, or there are too few real
-            samples. An unknown loss is accepted only if this is 1.
+            samples. If `max_loss` is below 1, codings with an unknown loss are not used.
         has_samples: Whether `feeds` are the user's data. The loss is not estimated from golden or generated
             inputs.
         is_server_modelled: Whether the server's profile is scaled from another machine.

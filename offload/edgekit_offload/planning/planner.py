@@ -4,13 +4,14 @@ For example, a classifier takes 50 ms on the device and 5 ms on the server. Its 
 
 1. `local` needs 50 ms on the device if the model fits its memory. `raw` and `jpeg:90` upload the input.
 2. Each tensor between two kernels is measured in each coding (`coding_costs`). Then the cheapest placement of
-kernels is computed for each link and load (`cut_candidates`). Behind kernel 12, a tensor of 40 kB is sent, or
-9 kB as int8. This gives `cut1-raw` and `cut2-int8`.
-3. `PlanInputs.measure` extracts these candidates and measures complete runs, such as 21 ms + 2 ms for
-`cut2-int8`. Without it, their times are sums over kernels (`modelled`).
+   kernels is computed for each link and load (`cut_candidates`). The best cuts send the output of kernel 12,
+   which has 40 kB, or 9 kB as int8. They become the candidates `cut1-raw` and `cut2-int8`.
+3. `PlanInputs.measure` extracts these candidates and measures complete runs. For example, `cut2-int8` takes
+   21 ms on the device and 2 ms on the server. If `measure` is None, the times are sums over kernels
+   (`modelled`).
 4. Optionally, a cascade is added (`cascade`), and attacks on the sent tensors are measured (`leakage`).
 5. `comparison` computes all scores for the grid of links and loads. Candidates that are the best for some of
-these go into the cut table.
+   these go into the cut table.
 
 Each step returns its candidates, or a `Refusal` with the reason.
 """

@@ -1,8 +1,8 @@
 """Measures a server with a known URL: its time for the whole model, and the link to it.
 
 Single kernels cannot be measured on such a server. Instead, the kernel times of this machine are scaled to
-the total time of the server. The result is only modelled, because other kernels may be slow on another
-processor.
+the total time of the server. This is only a model, because the ratios between kernel times differ from
+processor to processor.
 """
 
 import contextlib

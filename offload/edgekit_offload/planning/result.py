@@ -36,14 +36,14 @@ class PlannedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedLimit:
-    """A limit that all placements of a certificate keep.
+    """A limit that all placements compared by a certificate keep.
 
     Attributes:
         name: The limited quantity, such as `latency` or `weights on the device`.
         at_most: The limit in `unit`.
         unit: Seconds or bytes.
-        server_waits: The waiting time on the server that is included in the latency, as a multiple of the
-            server's time.
+        server_waits: For a limit of the latency, the included waiting time on the server, as a multiple of
+            the server's time.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Certificate:
     Attributes:
         proof: `enumerated` if all placements were compared, `dual` for a bound that was checked, or `solver`
             for the bound of a search.
-        cost, bound: The cost in the cost model and its lower bound, in `unit`.
-        gap: The largest possible excess over the minimum cost, as a fraction of the cost.
+        cost, bound: The cost of the cut and the lower bound of all costs in the cost model, in `unit`.
+        gap: How much the cost may exceed the minimum, as a fraction of the cost.
         placements: The number of placements that were compared, or 0 if the proof is a bound.
         bandwidth_mbit_s, rtt_ms: The link.
         device_slowdown, server_slowdown: The loads, where 1 is an idle machine.

@@ -130,7 +130,7 @@ def place_on_tiers(
         coding: A key of `costs.codings`.
         links: The links between neighbouring tiers.
         pinned: Whether a tensor must not leave the device, bool [tensors].
-        limits: Upper bounds on other sums.
+        limits: Other limits, such as those of `DeviceLimits`.
     """
     tiers = len(links) + 1
     table = tier_costs(costs, coding, links, pinned)

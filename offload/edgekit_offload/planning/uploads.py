@@ -1,8 +1,8 @@
 """Finds uploads, in which the server runs the whole model. The input is sent raw or coded.
 
 These are the candidates with which cuts must compete, for example JPEG for images, Opus for speech, and
-differences for sensor data. If there are several inputs, each is sent in the codec if it is suitable, and raw
-otherwise. Sizes and the values of codes (`partition.calibrate`) are measured on samples.
+differences for sensor data. If a model has several inputs, those that do not suit the codec of an upload are
+sent raw. Sizes and the values of codes (`partition.calibrate`) are measured on samples.
 """
 
 from collections.abc import Mapping, Sequence

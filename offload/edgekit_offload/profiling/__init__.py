@@ -1,1 +1,1 @@
-"""Measures (`machine`), stores (`model_profile`) and combines (`planning_graph`) the costs of a model."""
+"""Measures, stores and combines the costs of a model on each machine."""

@@ -1,8 +1,8 @@
 """Maps the kernels that onnxruntime runs to the tensor names of the model.
 
 onnxruntime saves the graph that it runs, and times its nodes. Most outputs of fused nodes keep their names.
-Outputs in another layout (NCHWc, or after a moved Transpose) have new names but the same values. A cut there
-is a cut at the model's tensor, because the layout is converted back at the end of a submodel.
+Outputs in another layout (NCHWc, or after a moved Transpose) have new names but the same values. These are
+mapped too, because onnxruntime converts the layout back at the end of a submodel.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ def vary_values(values: Array, seed: int) -> Array:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is a tensor that can be sent, instead of a sequence, an optional or text."""
+    """Return whether a value is a tensor that can be sent. Sequences, optionals and texts cannot be sent."""
     return isinstance(value, np.ndarray) and value.dtype.name in DTYPES
 
 

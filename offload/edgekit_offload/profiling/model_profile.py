@@ -68,7 +68,7 @@ class ModelProfile:
         kernels: The kernels, in execution order. Empty if only whole runs could be measured.
         obstacle: Why there are no kernels, or why the model cannot be split. Empty if it can be split.
         overhead_s: The time that profiling added to each kernel (see `find_overhead`).
-        request: The cost of a request to a server on this machine, without the model itself.
+        request: The time that this machine spends on a request to a server, without the model.
     """
 
     model: str

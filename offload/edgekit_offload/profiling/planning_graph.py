@@ -1,8 +1,8 @@
 """Builds one graph of kernels for the planner, with the costs on every machine.
 
 Different processors and engine releases fuse different nodes. The model can only be cut at a tensor that
-exists on all machines. So nodes of the model are merged into one kernel if a tensor between them is missing
-on some machine, or if they depend on each other. The costs of links are not included.
+exists on all machines. So nodes are merged into one kernel if a tensor between them does not exist on some
+machine, or if the merged kernels would depend on each other in a cycle. The costs of links are not included.
 """
 
 import heapq

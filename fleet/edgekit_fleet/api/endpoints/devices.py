@@ -142,7 +142,8 @@ class GetLog:
 
     Attributes:
         name: The name of the device.
-        wait: The seconds after which the request is returned without an answer.
+        wait: The maximum time to wait for the lines, in seconds. After that, the request is returned without
+            them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Runs work that takes too long for a request in a thread, while the open page polls for the result."""
+"""Runs slow work in a background thread, while the open page polls for the result."""
 
 import threading
 import time

@@ -1,8 +1,8 @@
 """The course of a rollout's gates: their evidence after each answer, and how close they are to a stop.
 
-A gate tests whether a mean is above a limit (see `edgekit_fleet.rollouts.betting`). At each time, the largest
-limit that the answers refute is a lower bound of the mean. It holds at all times together with a confidence
-of 1 - alpha. The rollout stops when the bound reaches the gate's own limit.
+A gate tests whether a mean is above a limit (see `edgekit_fleet.rollouts.betting`). The largest limit that
+the answers refute is a lower bound of the mean. With a confidence of 1 - alpha, the bound is correct during
+the whole rollout. The rollout stops when the bound reaches the gate's own limit.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The page that plans and starts a rollout. It lists which devices get it, and why others do not."""
+"""The page that plans and starts a rollout. It lists the included devices, and why others are excluded."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ class ClassPlan:
     Attributes:
         packages: The packages, such as `digits 1.2.0`.
         bytes: The total size of the downloads of all devices.
-        minutes: The download time in minutes of the slowest device.
+        minutes: The download time of the slowest device in minutes.
         notes: A dict from missing information to the number of devices for which it is missing.
     """
 
@@ -81,7 +81,7 @@ class PlanView:
         classes: The packages of each device class.
         refused: The reasons why other devices get no packages.
         bytes: The total size of the downloads.
-        minutes: The download time in minutes of the slowest device.
+        minutes: The download time of the slowest device in minutes.
         minimum: The number of devices of the first step.
     """
 

@@ -102,7 +102,7 @@ def list_rollout_rows(
 
 
 def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
-    """Return a dict from rollout to a wave with the number 0 that counts all devices of the rollout."""
+    """Return a dict from each rollout to a `Wave` that counts all its devices. Its number is 0."""
     rows = session.execute(
         select(MemberRow.rollout, MemberRow.state, func.count())
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
