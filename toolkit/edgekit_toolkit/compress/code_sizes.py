@@ -1,4 +1,4 @@
-"""Chooses the rounding steps of a model's weights, and computes the size of the codes. Pure.
+"""Chooses the rounding steps of a model's weights, and computes the size of the codes.
 
 One number, the strength, determines the steps of all layers. If the n weights of a layer are rounded with the
 step d, they take about -n log2(d) bits and add the noise c d^2 to the output. With the best steps, c d^2 / n
@@ -31,7 +31,10 @@ _STEPS_A_POWER: Final = 4
 
 
 def probe_step(_layer: Layer, rows: Floats) -> Floats:
-    """Return the step of each row, [G, R, 1], for measuring the noise that the layer adds to the output."""
+    """Return the step of each row for measuring the noise that the layer adds to the output.
+
+    The steps have the shape [G, R, 1], with G groups and R rows in each group.
+    """
     size = max(float(np.sqrt((rows**2).mean())), 1e-30)
     return np.full((*rows.shape[:2], 1), _PROBE_STEP * size)
 

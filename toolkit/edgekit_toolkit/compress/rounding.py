@@ -1,4 +1,4 @@
-"""Second-order rounding of the rows of a layer's weights. Pure.
+"""Second-order rounding of the rows of a layer's weights.
 
 A row w is multiplied with patches x. Rounding w to codes times a step causes the mean squared error d H d^T,
 where d is the rounding error and H the second moment of the patches. The errors of correlated inputs can

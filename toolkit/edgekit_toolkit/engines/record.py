@@ -98,7 +98,7 @@ class EngineSupport:
         check: Takes a model, and inputs that set the free dimensions other than the batch. Returns the
             verdict of the engine's own parser. None if there is no such check.
         notes: The warnings about the figures of all packages for this engine.
-        untimed: A dict from a kind in `quantize.forms.UNTIMED_KINDS` to the form, if the engine has it.
+        untimed: A dict from kind to the form of this kind, for kinds in `quantize.forms.UNTIMED_KINDS`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Drops of a score and their confidence intervals, from paired scores on the same samples. Pure.
+"""Drops of a score and their confidence intervals, from paired scores on the same samples.
 
 The source model and a candidate are scored on the same samples, so only the change on each sample matters. A
 drop is in points, which are hundredths of the score. A negative drop is a gain.

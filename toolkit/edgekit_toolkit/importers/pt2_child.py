@@ -20,7 +20,7 @@ def main(program: str, result: str) -> int:
     """Export the `.pt2` file `program` to the ONNX file `result`.
 
     Returns:
-        The exit code: 0, 1 if torch fails, or `MISSING_TORCH`.
+        The exit code, which is 0 on success, 1 if torch fails, or `MISSING_TORCH`.
     """
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

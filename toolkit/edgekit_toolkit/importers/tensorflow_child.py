@@ -21,7 +21,7 @@ def main(model: str, folder: str) -> int:
     """Export the folder of a SavedModel or a Keras file to `folder`, and write `check.npz`.
 
     Returns:
-        The exit code: 0, 1 if TensorFlow fails, or `MISSING_LIBRARY`.
+        The exit code, which is 0 on success, 1 if TensorFlow fails, or `MISSING_LIBRARY`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -87,7 +87,7 @@ def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Pow
 
 
 def is_current(times: DeviceTimes | NetworkTimes) -> bool:
-    """Return whether times are from the networks of this release, so that they compare with runs here."""
+    """Return whether `times` are from the networks of this release and can be compared with runs here."""
     engine = parse_engine(times.engine).name
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == calibration_names()
 

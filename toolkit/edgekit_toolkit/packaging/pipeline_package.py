@@ -90,7 +90,7 @@ def count_costs(
 ) -> list[StageCosts]:
     """Return the costs of the stages with models, in their order.
 
-    `evidence` contains the predicates of the evidence of packages, by stage. Stages may be missing.
+    `evidence` is a dict from stage to the predicate of its package's evidence. Stages may be missing.
     """
     counts = {SOURCE: 1}
     costs = []
