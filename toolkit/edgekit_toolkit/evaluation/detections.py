@@ -84,8 +84,8 @@ class BoxLayout:
 
         Boxes match if they have the same class and an IoU of at least 0.5. A layout from `judging_layout`
         ignores boxes with a score below 0.25, and boxes with an IoU above 0.5 with a better box of the same
-        class. The score is NaN if there are no boxes in either. All scores are 0 if `outputs` do not have
-        the axes of this layout.
+        class. The score is NaN if neither model finds a box. All scores are 0 if `outputs` do not have the
+        axes of this layout.
         """
         theirs = self.read(reference)
         try:
