@@ -71,7 +71,7 @@ class OrtOptions:
         threads: The number of threads per inference. None means one per core that the process may use.
         spinning: Whether idle threads wait in a busy loop. This reduces the latency, but keeps cores busy.
         arena: Whether the memory of activations is kept for the next run. Disable it if the size of
-        activations varies strongly. See docs/explanation/memory.md for its effect on some models.
+            activations varies strongly. See docs/explanation/memory.md for its effect on some models.
         optimise: Whether the graph is optimised when it is loaded. Disable it for a model that was saved
             after optimisation. Then 8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: Whether quantized weights are dequantized once when the model is loaded. Enable it for

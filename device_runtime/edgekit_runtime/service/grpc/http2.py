@@ -5,10 +5,10 @@
         ...  # a handler may answer: http2.respond(event.stream, ...)
     parts = http2.data_to_send(64 << 10)
 
-`Http2.KINDS` defines the rules for each frame type. The received parts of a
-DATA frame are returned immediately, so only heads are buffered. Data to send waits for the client's flow
-control windows. Streams take turns, with one frame each. Responses do not use HPACK's dynamic table, so
-equal responses have equal bytes.
+`Http2.KINDS` defines the rules for each frame type. Received parts of a DATA frame are returned immediately,
+so only the heads of requests are buffered. Data to send waits for the client's flow control windows. Streams
+take turns, with one frame each. Responses do not use HPACK's dynamic table, so equal responses have equal
+bytes.
 
 Source: RFC 9113 (HTTP/2), from which the names of frames, flags and errors are taken, and RFC 7541 (HPACK),
 implemented by `hpack`.
@@ -81,7 +81,7 @@ class Http2Stream:
     """One request and its response. Stream 0 holds the flow control windows of the whole connection.
 
     Attributes:
-        context: An object of the owner, or None to get no more events of this stream.
+        context: Any object of the owner. With None, no more events of this stream are returned.
         send_window, receive_window: The number of bytes that may still be sent and received.
         consumed_bytes: The number of consumed bytes for which no WINDOW_UPDATE was sent yet.
         is_remote_open: Whether the client may still send.

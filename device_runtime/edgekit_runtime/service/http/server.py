@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServedConnection(Protocol):
-    """The interface of a connection for the server. It is independent of the protocol."""
+    """The interface between the server and a connection of any protocol."""
 
     is_local: bool
     deadline_tick: int

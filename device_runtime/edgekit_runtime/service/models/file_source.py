@@ -32,8 +32,8 @@ _logger = logging.getLogger(__name__)
 class PackageFiles(Source):
     """A `Source` of package files, and of folders whose packages are listed again at each access.
 
-    Tails are submodels that a server runs for devices. Packages in `tails` serve only their tails. The name
-    of a tail contains its digest, so tails of several versions can be served at the same time.
+    Tails are submodels that a server runs for devices. Of the packages in `tails`, only these are served. The
+    name of a tail contains its digest, so tails of several versions can be served at the same time.
 
     Listing reads the name and version of a package without verification. Opening verifies the whole package.
     After a version was opened, older versions are refused until the service restarts. This prevents rollback

@@ -1,6 +1,6 @@
 """Opens, drains and frees versions of models.
 
-Reading a package and opening or closing a session run on a new thread, so a model that hangs does not delay
+Packages are read, and sessions are opened and closed, on new threads, so a model that hangs does not delay
 others. Listing models and recording results share one thread. Everything else runs on the event loop.
 """
 

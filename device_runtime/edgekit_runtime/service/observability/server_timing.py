@@ -87,8 +87,8 @@ class UtilizationMeter:
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
         """Return the utilization by clients other than `asker`, from 0 to 1.
 
-        The time that `asker` uses is excluded, so the only client of a service gets 0. The result is
-        the mean over the latest complete period of at least 0.25 s.
+        The time that `asker` uses is excluded, so the only client of a service gets 0. The result is the
+        mean over the latest complete period of at least 0.25 s.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s

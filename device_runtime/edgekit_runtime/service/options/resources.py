@@ -94,8 +94,8 @@ class Power:
         temperature_c: The temperature limit of the hottest zone, or None.
         battery_floor: The battery charge that must remain after `battery_hours` of service, 0 to 1, or None.
         idle_w: A first estimate of the power without requests. The governor learns the actual power.
-        window_s: The time over which the power is averaged. With 0, settings whose
-            expected power exceeds `power_w` are not used.
+        window_s: The time over which the power is averaged. With 0, settings whose expected power exceeds
+            `power_w` are not used.
 
     Raises:
         ValueError: A value is out of range.

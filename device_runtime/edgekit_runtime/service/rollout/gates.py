@@ -1,9 +1,9 @@
 """Decides whether a candidate is promoted, rolled back or observed further.
 
 `canary_lane` and `shadow_lane` collect the observations, and the rollout controller applies the verdict.
-`judge` may be called any number of times. If a candidate keeps all limits, the gates roll it
-back with a probability of at most `Gates.alpha`. If a candidate misses a limit, it is promoted before the
-time limit with a probability of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and
+`judge` may be called any number of times. If a candidate keeps all limits, the gates roll it back with a
+probability of at most `Gates.alpha`. If a candidate misses a limit, it is promoted before the time limit with
+a probability of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and
 docs/explanation/canary.md for measurements.
 """
 
@@ -148,7 +148,7 @@ def judge(observed: Observations, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
     NaN, infinity or a burst of errors causes an immediate rollback. Otherwise, the candidate is rolled back
-    when the tests show that it misses a gate, and promoted when they show that it keeps all gates.
+    when statistical tests show that it misses a gate, and promoted when they show that it keeps all gates.
 
     After `max_duration_s`, the candidate is rolled back if it has too few answers, if the agreement is
     undecided, or if the measured error rate exceeds its limit. Otherwise, it is promoted.

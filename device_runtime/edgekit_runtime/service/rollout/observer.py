@@ -150,7 +150,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Return whether the model caused a failure, and not a queue, a deadline or a closed lane."""
+    """Return True if the model caused a failure, False for a queue, a deadline or a closed lane."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

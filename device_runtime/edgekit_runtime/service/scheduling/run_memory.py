@@ -1,8 +1,8 @@
 """Estimates the memory of an inference from the size of its inputs, limits it, and frees it afterwards.
 
-The estimate is proportional to the size of the inputs. It is accurate for additional rows, and
-for larger images in convolutional models. It is too low for attention, whose memory grows with the square of
-the sequence length.
+The estimate is proportional to the size of the inputs. It is accurate for additional rows, and for larger
+images in convolutional models. It is too low for attention, whose memory grows with the square of the
+sequence length.
 """
 
 import math

@@ -52,7 +52,7 @@ class Hazard(NamedTuple):
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
     """Return the hazard that requires a model to run in its own process, or None.
 
-    `sessions` is the number of sessions of each model in that process. More sessions get more memory.
+    `sessions` is the number of sessions of each model in that process. The memory limit depends on it.
     """
     members = package.list_members()
     if not members:

@@ -1,7 +1,7 @@
 """Runs the capture process of a stream, and restarts it after failures.
 
-If a source fails, stalls or sends invalid data, its process is ended and a new one is started. With each
-consecutive failure, the delay before the restart and the time limit for the first frame grow:
+If a source fails, stalls or sends invalid data, its process is ended and a new one is started. The delay
+before the restart and the time limit for the first frame depend on the number of consecutive failures:
 
     consecutive failures         0    1    2     3     4     5     6     7    8    9    10   ...  14
     delay before restart, s           0    0.25  0.4   0.6   0.8   1.3   1.9  2.8  4.3  6.4       30

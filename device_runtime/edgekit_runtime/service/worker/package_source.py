@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ReceivedPackages(Source):
     """A `Source` of the packages of one model, in a worker.
 
-    Confirmed and rejected versions are recorded by the service, not here.
+    The service, not the worker, records confirmed and rejected versions.
     """
 
     __slots__ = ("_local_keys", "_name", "_packages", "limits")

@@ -258,7 +258,7 @@ class IsolatedModel(IsolatedVersion):
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Remove an ended worker and roll back its candidate. `RestartPolicy` decides on a new worker."""
+        """Remove an ended worker, roll back its candidate, and start a new worker if required."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")

@@ -1,8 +1,8 @@
 """The LiteRT backend, which runs `.tflite` models on the CPU.
 
-The engine is ai-edge-litert. If it is not installed, tflite-runtime is used, which needs numpy < 2. It is
-imported only when a session is opened. If a model has several signatures, only its first subgraph runs, as
-with `Interpreter.invoke`.
+The engine is ai-edge-litert. If it is not installed, tflite-runtime is used, which needs numpy < 2. The
+engine is imported only when a session is opened. If a model has several signatures, only its first subgraph
+runs, as with `Interpreter.invoke`.
 
 The interpreter checks the structure of a file, but not the references of its operators. Some damaged files
 can crash the process (docs/explanation/litert.md). Run files that you do not trust in a separate process.
