@@ -22,8 +22,8 @@ class SoundEventOptions:
         scores: `probabilities`, or the activation that converts logits (`softmax` or `sigmoid`).
         threshold: The minimum score at which an event begins.
         release: The minimum score at which an event continues, at most `threshold`.
-        hop_s: The time between two frames in seconds. If it is 0, it is the length of the recording divided
-            by the number of frames. If the length is also unknown, events have no times.
+        hop_s: The time between two frames in seconds. 0 stands for the length of the recording divided by
+            the number of frames. If the length is unknown too, events have no times.
         min_event_s: The minimum duration of an event in seconds.
         max_events: The maximum number of events in an answer. Those with the highest scores are returned.
     """
