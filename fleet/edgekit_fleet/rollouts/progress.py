@@ -47,19 +47,20 @@ class RolloutSettings:
     """The settings of a rollout, which do not change after its start.
 
     Attributes:
-        waves: The number of devices with the release at the end of each wave. The last number is all devices.
+        waves: How many devices have the release at the end of each wave. The last wave includes all devices.
         minimum: The number of devices in the first step. Each later step at most doubles the number of judged
             devices.
         limits: The limits of the gates, see `gate_table.make_limits`.
-        soak_s: How long a device must run the release before it is judged. Enough calls shorten this time.
-        patience_s: The time without an answer after which a device counts as offline. The rollout continues,
-            and the device gets the release when it is online again.
-        step_timeout_s: The time limit for enough answers. After it the rollout pauses until a person decides.
-        retries: The number of further attempts on a device after one of `TRANSIENT_CODES`.
+        soak_s: The time after which a device with the release is judged. It is judged earlier if each of its
+            models has answered enough calls.
+        patience_s: The time after which a device that does not answer counts as offline. The rollout
+            continues, and the device gets the release when it is online again.
+        step_timeout_s: The time limit for a step. After this time, the rollout pauses until a person decides.
+        retries: The maximum number of further attempts on a device that fails with one of `TRANSIENT_CODES`.
         spread_s: The maximum random delay before a device begins. It spreads the downloads of a step over
             time.
         approval: Which waves need an approval before they begin: `none`, the `first` or `each`.
-        is_dynamic: Whether devices that begin to match the selector during the rollout are added at the end.
+        is_dynamic: Whether devices that match the selector only after the start are added to the cohort.
         window: The local time of day in which devices switch, or None.
         trial: See `DesiredModel`.
         models: The models of the release by name.
@@ -153,9 +154,9 @@ class Decision:
     """The next action of a rollout and its reason.
 
     Attributes:
-        action: `start` and `retry` offer the release to `devices`. `abort` tells `devices` to return to their
-            previous version, and `return` repeats this on devices where it failed. `ask` waits for an
-            approval.
+        action: `start` and `retry` offer the release to `devices`. `abort` tells `devices` to go back to
+            their previous version. `return` repeats this for `devices` that failed to go back. `ask` waits
+            for an approval.
         wave: The index of the open wave, from 0.
         sentence: The reason.
         figures: The figures behind the decision.
@@ -241,8 +242,8 @@ class Member:
     Attributes:
         sample: The sample for the gates, or None before the first answer.
         state: The state is `pending` until the release is offered, `started` until the device answers, and
-            then the outcome. A device that goes back is `returning` and then `returned`, or has the outcome
-            if that fails.
+            then the outcome, such as `succeeded`. A device that is told to go back is `returning` until it
+            answers, and then `returned` or, after a failure, the outcome.
         started_at, answered_at: The times of the last attempt and of its outcome, in seconds since 1970.
         attempts: The number of times that the device was offered the release.
         returns: The number of times that the device was told to go back.
@@ -275,16 +276,16 @@ class Progress:
         members: The devices of the cohort by name, in rollout order.
         wave: The index of the open wave, from 0.
         started: The number of members that were offered the release.
-        step_at: When devices were last started, or a person resumed or approved. `step_timeout_s` counts from
-            then.
+        step_at: When devices were last started, or when a person last resumed or approved the rollout. The
+            step times out `step_timeout_s` later.
         approved: The number of approved waves, counted from the first wave.
-        pause: The decision that paused the rollout. It is None if a person paused it or it is not paused.
-        resumed_with: The value of `started` when a person last resumed the rollout after a pause with
-            `is_doubt`.
+        pause: The decision that paused the rollout, or None if a person paused it or it is not paused.
+        resumed_with: The value of `started` when a person last resumed the rollout after a decision with
+            `is_doubt`, or 0.
         wants_abort: The user who ordered to abort, or None.
         last: The last decision, or None.
         stop: The decision to abort, or None.
-        outside: The findings about the outside gates, by the name of the gate.
+        outside: The newest finding about each outside gate, by the name of the gate.
     """
 
     settings: RolloutSettings
@@ -310,7 +311,7 @@ class Progress:
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the samples of devices that have answered, followed by `unanswered`.
+        """Return the samples of devices that have answered, followed by the samples from `unanswered`.
 
         `now` is in seconds since 1970.
         """
@@ -318,9 +319,9 @@ class Progress:
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return a good sample for each device that has not answered but began within the last `patience_s`.
+        """Return a sample without a failure for each device that was started and may still answer.
 
-        `now` is in seconds since 1970.
+        Devices that were started `patience_s` ago or earlier are left out. `now` is in seconds since 1970.
         """
         return [
             Sample(device_class=member.device_class, is_failed=False)

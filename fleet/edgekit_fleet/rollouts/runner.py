@@ -73,7 +73,7 @@ def log_entries(
     *,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write entries to the audit log as one row. The row of the rollout must be locked."""
+    """Write entries to the audit log as one row. The caller must have locked the `RolloutRow`."""
     plain = [entry_to_plain(entry) for entry in entries]
     if plain:
         written = audit.AuditEntry(action=LOG_ACTION, subject=rollout, detail={"entries": plain})

@@ -67,10 +67,10 @@ def compile_selector(
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Return how many devices match a selector, or None if the index alone cannot tell.
+    """Count the devices that match a selector, or return None if the index of attributes is not enough.
 
-    The index of attributes is enough for tags, facts and versions that are joined by `and`, with at most one
-    negated test.
+    The index is enough if the selector joins tests of tags, facts and versions with `and`, and negates at
+    most one test.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

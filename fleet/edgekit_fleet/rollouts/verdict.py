@@ -26,7 +26,7 @@ class RolloutVerdict:
 
     Attributes:
         rollout, release: The names of the rollout and the release.
-        verdict: `pass`, `stop`, or `undecided` until one of them is decided.
+        verdict: `pass` or `stop`, or `undecided` if there is no final verdict yet.
         state: The state of the rollout. Devices may still install or go back after the verdict.
         reasons: Sentences with the figures behind the verdict, or about missing evidence.
     """

@@ -81,7 +81,7 @@ def list_encrypted(session: Session, models: Collection[str]) -> Mapping[tuple[s
 
 
 def read_devices(session: Session, selector: Selector, packages: Sequence[PackageView]) -> list[DeviceView]:
-    """Return the devices that match a selector. `read_groups` describes the fields."""
+    """Return a view of each device that matches a selector. See `read_groups` for the fields."""
     return [
         replace(group, name=name)
         for group, names in read_groups(session, selector, packages)
@@ -102,7 +102,9 @@ def read_groups(
         packages: The packages of the release.
 
     Returns:
-        Pairs of a view and the names of its devices. `rollout` is only set if that rollout changes a model of
+        Pairs of the view of a group and the names of its devices. In the view, `rollout` is the open rollout
+        that changes a model of `packages` on these devices, or empty. `free_bytes` is set only if the disk
+        might be too small for the packages.
         `packages`. `free_bytes` is only set if the disk might be too small.
     """
     open_members = session.execute(
@@ -181,10 +183,11 @@ def _make_situation(
 def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the current versions of the models, as plain `DesiredModel`s by device and model.
+    """Return the version of each model that each device runs.
 
-    A model that does not run has an empty dict. A device that has not reported is left out, because it may
-    run models from its system image.
+    The result maps the device and then the model to a `DesiredModel` as plain values, or to an empty dict if
+    the device does not run the model. A device that has not reported is left out, because it may run models
+    from its system image.
     """
     columns = WantedModelRow.device, WantedModelRow.model, WantedModelRow.rollout, WantedModelRow.document
     statement = select(*columns).where(WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False))

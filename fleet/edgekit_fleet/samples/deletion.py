@@ -1,4 +1,4 @@
-"""Deletes samples. The files go first, so that no file remains without its row."""
+"""Deletes samples: first the files and then the rows, so that no file remains without its row."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -30,7 +30,7 @@ def list_orders(session: Session, since: float) -> list[SampleOrderRow]:
 
 
 def list_wishes(session: Session, devices: Sequence[str], now: float) -> dict[str, list[dict[str, Any]]]:
-    """Return the open `SampleOrder`s by device, as plain values for the desired documents.
+    """Return the open `SampleOrder`s of each device, as plain values for its desired document.
 
     Devices without orders are left out. `now` is in seconds since 1970.
     """

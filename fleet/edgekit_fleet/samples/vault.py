@@ -1,7 +1,8 @@
 """Stores the encrypted samples of a fleet, and the private key that decrypts them.
 
 Devices encrypt the samples. The files are stored in the bucket of the packages, or in the folder `samples` of
-the fleet. The private key is stored with the keys of the fleet, so nobody can read a copy of the bucket.
+the fleet. The private key is stored with the keys of the fleet and not in the bucket, so a copy of the bucket
+cannot be decrypted.
 """
 
 import base64

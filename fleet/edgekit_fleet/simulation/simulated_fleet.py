@@ -98,7 +98,10 @@ class SimulatedFleet:
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break the connections of devices, by default of all. They reconnect within `reconnect_s`."""
+        """Break the connections of devices, by default of all.
+
+        They reconnect within the time that the manager sets.
+        """
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:

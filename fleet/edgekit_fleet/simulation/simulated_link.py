@@ -59,7 +59,7 @@ class LinkOwner(Protocol):
         """Accept a desired document, which arrived at `at_s` by the monotonic clock."""
 
     def lose_report(self) -> None:
-        """Send the next report, because the broker may not have the last one."""
+        """Report the state again, because the broker may not have received the last report."""
 
 
 class SimulatedLink:
