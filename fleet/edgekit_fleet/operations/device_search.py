@@ -1,4 +1,4 @@
-"""Finds devices by selector, one page at a time. The database does the search, even in 100,000 devices."""
+"""Finds devices by selector in the database, one page at a time."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,9 @@ def find_devices(
     counts: Mapping[tuple[str, bool], int] | None = None,
     max_listed: int = 5000,
 ) -> DevicePage:
-    """Return a page of devices in the order of `ATTENTION`, with connected devices first in each status.
+    """Return a page of devices, sorted by status in the order of `ATTENTION`.
+
+    Within each status, connected devices come first.
 
     Args:
         session: A session of the store.

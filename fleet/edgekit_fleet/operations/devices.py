@@ -82,7 +82,8 @@ class DeviceDetail:
         summary: The entry of the device in a list.
         why: A text about the version that the device runs, the desired version, and any obstacle.
         facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: See `DeviceRow`.
-        desired_sent, desired_held: The `$version` of the last document sent, and of the device's document.
+        desired_sent, desired_held: The `$version` of the last document that was sent, and of the one that the
+            device has.
         desired: A dict from model to desired version.
         executions: The newest attempts to run a version (`ExecutionRow`), as plain values.
         reported: The last report of the device as plain values, or None.

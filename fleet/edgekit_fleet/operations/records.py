@@ -90,8 +90,9 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 
     A PostgreSQL database is not included. Dump it first, with its own tools.
 
-    The file gives control over the fleet, so only its owner can read it. Devices may be ahead of a restored
-    backup. The manager then continues from their state, and writes an alarm to the audit log.
+    The file gives control over the fleet, so only its owner can read it. Devices may have newer documents
+    than a restored backup. The manager then continues from the devices' state, and writes an alarm to the
+    audit log.
 
     Raises:
         ConfigError: There is no fleet.

@@ -46,7 +46,7 @@ class ReleaseSummary:
     Attributes:
         name, note, created_at, created_by: See `ReleaseRow`.
         is_withdrawn: Whether no rollout may use the release.
-        is_encrypted: Whether only devices that may run the packages can read them.
+        is_encrypted: Whether the packages are encrypted for the devices that may run them.
         packages: The (model, version, target, size in bytes) of each package.
         deltas: The (model, target, old version, size in bytes) of each delta. An unknown version is replaced
             by the start of the old package's digest. The version is empty for a coded file, which needs no
@@ -94,7 +94,7 @@ def make_release(
 
     Raises:
         FleetError: There are two packages of one model for one target. The name is taken. A plain package
-            would follow an encrypted one. A package to encrypt was released as plain before.
+            would follow an encrypted version. A package to encrypt was already released without encryption.
         PackageError: A package is malformed, or its name was released with other content.
         SignatureError: A package is not signed with a trusted key.
         OutputError: The repository or the store cannot be written.
@@ -290,8 +290,9 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
     """Return the minimum agreement with the previous version, from 0 to 1, for a package.
 
-    This is the default limit, minus the loss of score against the source model on real samples. It is None if
-    `figures`, from the package's manifest, have no `score` on real samples.
+    This is the default minimum, reduced by the score that the package lost against the source model on real
+    samples. `figures` are those in the package's manifest. The result is None if they have no `score` on real
+    samples.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -374,7 +375,10 @@ def list_releases(store: Store, *, after: str = "", limit: int | None = None) ->
 
 
 def read_base_versions(session: Session, packages: Sequence[ReleasePackageRow]) -> dict[str, str]:
-    """Return a dict from manifest digest to version, for the known packages that deltas start from."""
+    """Return a dict from manifest digest to version, for the packages from which deltas start.
+
+    Unknown packages are not included.
+    """
     bases = {delta["from_sha256"] for package in packages for delta in package.deltas}
     columns = ReleasePackageRow.manifest_sha256, ReleasePackageRow.version
     rows = session.execute(select(*columns).where(ReleasePackageRow.manifest_sha256.in_(bases)))

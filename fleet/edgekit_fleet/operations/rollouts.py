@@ -75,8 +75,9 @@ class PlanSummary:
     """The planned effect of a rollout, without an object for each device.
 
     Attributes:
-        planned: The plan of one device, and the names of all devices that get the same packages.
-        refused: The reason of one device without packages, and the names of all devices with that reason.
+        planned: For each group of devices that get the same packages, the plan of one device and the names of
+            all.
+        refused: For each reason why devices get no packages, the refusal of one device and the names of all.
         devices: The number of devices that get packages.
         settings: The settings of the rollout.
     """
@@ -385,8 +386,9 @@ def give_order(
         allow_plain: Whether a rollback may return devices from an encrypted version to a plain one.
 
     Raises:
-        FleetError: There is no such rollout, or its state does not allow the order. After the end, an abort
-            also fails if later rollouts control all devices, or if it would restore a plain version.
+        FleetError: There is no such rollout, or its state does not allow the order. After the end of the
+            rollout, an abort also fails if later rollouts control all its devices, or if it would restore a
+            plain version without `allow_plain`.
     """
     with store.transaction() as session:
         row = find_row(session, name, will_change=True)
@@ -424,7 +426,7 @@ def give_order(
 
 
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
-    """Return the models that an abort would return from an encrypted version to a plain one.
+    """Return the models that an abort would roll back from an encrypted version to a plain one.
 
     The result is empty before the end of the rollout. Until then, the plain version is still on the device,
     and a bad release must be rolled back at once.

@@ -47,7 +47,7 @@ def save_query(store: Store, name: str, selector: str, actor: str) -> None:
     """Save a selector under a name for all users. An earlier selector of that name is replaced.
 
     Raises:
-        FleetError: The name is empty or too long, the selector is malformed, or there are too many.
+        FleetError: The name is empty or too long, the selector is malformed, or there are too many filters.
     """
     parse_selector(selector)
     _save(store, SavedQueryRow, name, actor, selector=selector)
@@ -57,7 +57,7 @@ def save_window(store: Store, name: str, window: str, actor: str) -> None:
     """Save a window, such as `01:00-04:00` in a device's local time, or replace the window of that name.
 
     Raises:
-        FleetError: The name is empty or too long, the window is malformed, or there are too many.
+        FleetError: The name is empty or too long, the window is malformed, or there are too many windows.
     """
     check_window(window)
     _save(store, SavedWindowRow, name, actor, window=window)

@@ -127,7 +127,8 @@ def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
 class WebhookSender:
     """Sends messages from a thread, in order for each webhook. Failed messages are sent again.
 
-    Several processes may send. A process reserves a webhook by postponing the time at which it is due.
+    Several processes may send. Before a process sends to a webhook, it postpones the webhook's due time, so
+    that no other process sends too.
     """
 
     def __init__(

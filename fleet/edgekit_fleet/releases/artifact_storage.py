@@ -80,7 +80,7 @@ class ArtifactStorage:
         """Delete a file, if it exists.
 
         Raises:
-            OutputError: The storage cannot be reached or refuses. Try again.
+            OutputError: The storage cannot be reached or refuses the request. Try again.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -97,7 +97,7 @@ class ArtifactStorage:
         """Return the content of a file, or None if it does not exist.
 
         Raises:
-            OutputError: The storage cannot be reached or refuses. Try again.
+            OutputError: The storage cannot be reached or refuses the request. Try again.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -114,7 +114,7 @@ class ArtifactStorage:
         """Store a file. `cache` is the value of its `Cache-Control` header.
 
         Raises:
-            OutputError: The storage cannot be reached or refuses. Try again.
+            OutputError: The storage cannot be reached or refuses the request. Try again.
         """
         from obstore.exceptions import BaseError
 

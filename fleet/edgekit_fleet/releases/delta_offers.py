@@ -1,6 +1,6 @@
-"""Makes the deltas from the most used packages to those of a release, and the release's coded files.
+"""Makes the deltas and coded files of a release.
 
-Their number and the time for them are limited.
+Deltas start from the most used old packages. The number of files and the time to make them are limited.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _MAX_PACKAGE_BYTES: Final = 128 << 20  # making a delta takes about 20 times thi
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A released package that devices may have, which a delta can start from.
+    """A released package that devices may have, and from which a delta can start.
 
     Attributes:
         manifest_sha256: The SHA-256 of the package's manifest.
@@ -63,7 +63,7 @@ class NewPackage:
 
 
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
-    """Return the released packages that deltas to a new package start from, most used first.
+    """Return the released packages from which deltas to a new package start, most used first.
 
     If no device has reported a released package, only the newest released package is returned.
     """

@@ -1,8 +1,9 @@
 """Makes the deltas and coded files that a fleet offers in addition to packages.
 
-Of two kinds of delta, the smaller one is used. One is zstd with the old package as its dictionary. The other
-encodes the differences of the model's tensors as runs, and is small for int8 weights even if nearly every
-byte has changed. A file is only offered if it reproduces the package exactly, byte for byte.
+There are two kinds of delta, and the smaller one is used. The first is zstd with the old package as its
+dictionary. The second encodes the differences of the model's tensors as runs, and is small for int8 weights
+even if nearly every byte has changed. A file is only offered if it reproduces the package exactly, byte for
+byte.
 
 Source: docs/reference/fleet-deltas.md.
 """

@@ -311,7 +311,7 @@ class TufRepository:
 
         These are files of withdrawn releases, replaced metadata, and temporary files of killed processes. All
         versions of the root are kept, since devices may need them. Files that are only in the storage are
-        kept as well. After a backup was restored, they belong to newer releases.
+        kept as well, since they may belong to newer releases than a restored backup.
 
         Args:
             now: The time in seconds since 1970.

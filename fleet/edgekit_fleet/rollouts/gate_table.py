@@ -98,8 +98,8 @@ class Gate:
         compare: `ratio` or `difference` to the old version on the same device, or `level` for no comparison.
         worse: The direction in which the figure gets worse.
         ideal: The best level.
-        most, least: The bounds to which evidence is clipped. `least` is negative for random differences,
-            since their mean would not stay near 0 if negative ones were clipped.
+        most, least: The bounds to which evidence is clipped. For random differences, `least` is negative, so
+            that their mean stays near 0 for a good release.
         form: The format of its values.
     """
 

@@ -15,9 +15,9 @@ later stage detects faults that only show after hours.
 
 An example with the default limits and one model: Seven gates share alpha = 0.01, so the gate `install` has
 0.0014 and stops at a capital of 700 (`find_needed` returns its logarithm, 6.6). Of the first 30 devices, 8
-fail to install the release, where 5 % may. `weigh` returns 0.93, and the rollout waits. After a ninth failure
-it stops: "9 of 30 devices that began failed to install it, expected at most 5%". The first stage of latency
-has half of its gate's share. If the release takes twice as long, 15 devices are enough to stop it.
+fail to install the release, and the limit is 5 %. `weigh` returns 0.93, and the rollout waits. After a ninth
+failure it stops: "9 of 30 devices that began failed to install it, expected at most 5%". The first stage of
+latency has half of its gate's share. If the release doubles the latency, 15 devices are enough to stop it.
 """
 
 import bisect

@@ -328,8 +328,8 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
 def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
     """Return how many answers of the previous version had NaN or infinity, and how many were checked.
 
-    This is for the model and device of `row`. Each process of the service counts from 0, so the result is
-    from the process that checked most answers. It is (0, 0) if there was no other version.
+    The model and the device are those of `row`. Each process of the service counts from 0. The result is that
+    of the process that checked most answers. It is (0, 0) if there was no other version.
     """
     rows = session.scalars(
         select(FigureRow)

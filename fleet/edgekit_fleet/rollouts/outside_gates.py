@@ -58,7 +58,7 @@ class OutsideGate:
     judge: str = ""
 
     def compute_figure(self, value: float, reference: float | None) -> float:
-        """Return the figure to compare with the limit, which `compare` selects."""
+        """Return the value, difference or ratio to compare with the limit, as `compare` says."""
         if reference is None or self.compare == "level":
             return value
         return value / reference if self.compare == "ratio" else value - reference
