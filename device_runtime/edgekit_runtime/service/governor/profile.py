@@ -1,4 +1,4 @@
-"""Describes a loaded model to the governor: its profile once, and its load every second.
+"""Reports the profile of a loaded model to the governor once, and its load every second.
 
 The governor itself is in `edgekit_runtime.power`.
 """

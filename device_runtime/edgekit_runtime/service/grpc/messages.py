@@ -123,7 +123,7 @@ def read_message(message: str, data: "bytes | memoryview") -> dict[str, Any]:
     """Parse a message, such as `ModelInferRequest`, to a dict from field names to values.
 
     Raises:
-        RequestError: `data` is not such a message, or has too many fields.
+        RequestError: `data` is not a valid message, or has too many fields.
     """
     return _read_message(message, memoryview(data), iter(range(_MAX_FIELDS)))
 

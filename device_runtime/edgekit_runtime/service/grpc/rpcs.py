@@ -223,7 +223,7 @@ class Rpc:
     """One RPC: a stream that carries messages.
 
     Attributes:
-        deadline_s: When the client stops waiting, in the time of `time.monotonic`, or None.
+        deadline_s: The time of `time.monotonic` at which the client stops waiting, or None.
         is_open: Whether the RPC is neither finished nor cancelled.
         received_bytes: The size of the received messages that are not handled yet.
     """

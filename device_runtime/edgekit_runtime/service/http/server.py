@@ -103,7 +103,7 @@ class HttpServer:
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
-        """Return whether the Unix socket (`is_local`) or TCP accepts no more clients.
+        """Return whether the limit of clients on the Unix socket (`is_local`) or over TCP is reached.
 
         If the server listens on both, a quarter of the connections is reserved for each, so that neither can
         use up all connections.

@@ -170,7 +170,7 @@ class LaneMetrics:
         self.last_s = now_s
 
     def note_run(self, calls: int, rows: int, merge_s: float, infer_s: float, split_s: float) -> None:
-        """Count one run of the engine. The durations are those of `RunCount`."""
+        """Count one run of the engine. `RunCount` describes the durations."""
         run = self._find_run(calls, rows)
         run.count += 1
         run.merge_s += merge_s

@@ -22,7 +22,7 @@ def log_limited(prefix: str) -> None:
 
 
 class TracebackLimiter(logging.Filter):
-    """Limits equal tracebacks in the log to one a minute. The next one states how many were suppressed.
+    """Limits equal tracebacks in the log to one a minute, and logs how many were suppressed.
 
     Two records are equal if they have the same message, error type and line. Without this filter, a failing
     engine would log a traceback for each request. Other handlers still get every record.

@@ -127,7 +127,7 @@ class ModelOptions:
             rejected. The default is 120 s, or longer if TensorRT must build its engine.
         instances: The maximum number of simultaneous inferences. With 1, the result of `tune` on this machine
             is used if there is one.
-        isolated: Whether the model runs in its own worker processes. By default, it does if its inputs could
+        isolated: Whether the model runs in its own worker processes. This is the default if its inputs could
             crash or hang the process (`find_hazard`).
         cache: Whether equal inputs are answered from the response cache.
         drift: Whether drift statistics of inputs and outputs are collected.
