@@ -1,8 +1,8 @@
 """Verifies signatures and decrypts packages in a child process.
 
 The libraries (`cryptography`, `securesystemslib`) take 10 MB of memory and are needed only briefly for each
-package. The child process runs `trust_store` and `encryption.opening`. For an encrypted
-package, it sends the descriptor of the plaintext in memory.
+package. The child process runs `trust_store` and `encryption.opening`. For an encrypted package, it sends the
+descriptor of the plaintext in memory.
 """
 
 import base64

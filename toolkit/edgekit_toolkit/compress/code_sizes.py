@@ -91,8 +91,8 @@ class CodeSizes:
     def of_peak(self, peak: int, fine_peak: int) -> float:
         """Return a lower bound of the size in bytes if the largest weight of each row has the code `peak`.
 
-        The bound is the entropy of the nearest codes. A package is larger. Its coding is not ideal, it also
-        contains the scales, and rounding to few bits uses smaller steps.
+        The bound is the entropy of the nearest codes. A package is larger, because it also contains the
+        scales, because rounding to few bits uses smaller steps, and because its coding is not ideal.
 
         Args:
             peak: The largest code.

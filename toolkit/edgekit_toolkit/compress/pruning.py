@@ -3,8 +3,8 @@
 The channels of a group are removed in the order of the error that they cause in the layers that read them.
 The rows of these layers adapt after each removal (block OBS): if H is the second moment of the patches,
 removing the columns c of the rows W costs W_c (H^-1_cc)^-1 W_c^T. To compare groups, the noise of the model's
-outputs is measured for a few errors of each group. Finally, the layers are fitted one after the
-other by least squares. Each layer gets its inputs from the pruned network, and its targets from the float
+outputs is measured with several numbers of channels for each group. Finally, the layers are fitted one after
+the other by least squares. Each layer gets its inputs from the pruned network, and its targets from the float
 network.
 
 Groups with few patches for their columns, such as after a global pooling, are not pruned, because their

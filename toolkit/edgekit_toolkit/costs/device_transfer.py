@@ -85,7 +85,7 @@ class ThreadSharing:
     share: float = 1.0
 
     def shorten(self, kernel: KernelTime) -> float:
-        """Return the time of one run of a kernel on this machine with this sharing, in seconds."""
+        """Return the time that a kernel run on this machine would take with this sharing, in seconds."""
         if self.share == 1 or kernel.kind in _UNSHARED:
             return kernel.seconds
         alone_s = -self.alone_s * math.expm1(-kernel.seconds / self.alone_s)
@@ -134,7 +134,7 @@ class FittedRatios:
 
 
 def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[KernelKind, float]:
-    """Return a dict from kind of kernel to its total time in `run` with this sharing, in seconds."""
+    """Return a dict from kind of kernel to the total time of `run` in seconds, with this sharing."""
     seconds_by_kind: dict[KernelKind, float] = defaultdict(float)
     for kernel in run.kernels:
         seconds_by_kind[kernel.kind] += kernel.count * sharing.shorten(kernel)

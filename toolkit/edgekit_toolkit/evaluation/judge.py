@@ -40,7 +40,7 @@ def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float
     The models run in turns. A ratio compares lower quartiles, which other processes affect least. The models
     must use one thread, because only the processor time of this thread is measured.
     """
-    # Under `ulimit -t`, the clock of the process has too long ticks, so the clock of this thread is used.
+    # The clock of this thread, because the ticks of the process's clock are too long under `ulimit -t`.
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     latency = measure_latency(calls, shorten_limits(PROCESSOR_LIMITS), clock=time.thread_time)
     first_s, _ = latency["0"].quartiles_s

@@ -72,8 +72,8 @@ class Adjoint:
     Args:
         graph: A float graph in topological order, from a model returned by `copy_for_adjoint`.
         shapes: The shapes of all tensors of the graph.
-        floats: The names of the float32 tensors that get an adjoint. For training, these are the weights and
-            the activations that depend on them, and the weights are inputs of the graph. Otherwise, these are
+        floats: The names of the float32 tensors that get an adjoint. For training, these are the weights,
+            which must be inputs of the graph, and the activations that depend on them. Otherwise, these are
             all activations.
         exact: Whether all adjoints must be exact. Otherwise some operators use an approximation.
 

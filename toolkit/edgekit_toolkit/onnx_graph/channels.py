@@ -50,9 +50,9 @@ class ChannelAxis:
     channels: NDArray[np.int64]
 
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which indices of the axis remain, bool [size of the axis].
+        """Return a bool mask of the indices of the axis that remain.
 
-        `stays` states which channels of the group remain. Channels of other groups always remain.
+        `stays` states whether each channel of the group remains. Channels of other groups always remain.
         """
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 
