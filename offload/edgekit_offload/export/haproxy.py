@@ -1,13 +1,12 @@
 """Writes an HAProxy configuration for several replicas of `edgekit offload serve`.
 
 If a replica dies, HAProxy sends its requests to another one. This is safe because inference has no side
-effects. HAProxy must hold the whole request for this, so its buffer is large enough for the inputs of the
+effects. HAProxy must buffer the whole request for this, so its buffer is large enough for the inputs of the
 tails. If a replica dies in the middle of an answer, the device gets a truncated answer and rejects it.
 
-Two rules limit the memory. HAProxy reads a body only after it has checked the token, and limits the number of
-connections so that all buffers fit into a given amount of memory. The body is read by the rule
-`wait-for-body`. The option `http-buffer-request` would read it before all rules, and with the time limit for
-headers.
+The memory is limited in two ways. HAProxy reads a body only after it has checked the token, and limits the
+number of connections so that all buffers fit into a given amount of memory. The body is read by the rule
+`wait-for-body`, because the option `http-buffer-request` would read it before the token is checked.
 
 Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch", "http-check",
 "http-request wait-for-body", "http_auth_bearer", "secure_memcmp" and "maxconn".

@@ -1,6 +1,6 @@
-"""Extracts the models that the plans of a package need on a server, as files for any server.
+"""Extracts the models that a server needs for the plans of a package.
 
-In the package, tails share the weights of the whole model. Here each tail has its own weights, because other
+In the package, tails share the weights of the whole model. Here each tail gets its own weights, because other
 servers have a separate folder for each model.
 """
 

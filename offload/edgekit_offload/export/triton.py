@@ -107,7 +107,7 @@ def configuration(tail: Tail, backend: TritonBackend, accelerator: Accelerator =
     """Return the text of the file `config.pbtxt` for a tail.
 
     If Triton may batch requests, `dims` do not include the batch. Otherwise `max_batch_size` is 0 and `dims`
-    are complete. A dimension of any size is -1.
+    are complete. Free dimensions are -1.
     """
     lines = [
         f"name: {_quoted(tail.name)}",

@@ -1,4 +1,4 @@
-"""Adds a plan to the package of a model, with submodels and the cut table, and signs it again."""
+"""Adds the submodels and the cut table of a plan to a model's package, and signs the package again."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class TieredMeasurement:
     codings, so they do not change answers.
 
     Attributes:
-        measured: Measures candidates. Its `server` is the edge machine.
+        measured: Measures candidates between the device and the edge machine, which is its `server`.
         server: The server behind the edge machine.
         link: The link from the edge machine to the server.
         tails: A dict from the name of a candidate to the plans of its tail. A measurement adds entries.

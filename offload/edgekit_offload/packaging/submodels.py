@@ -1,4 +1,4 @@
-"""Adds offloading plans to a package, with heads and tails as submodels and the cut table.
+"""Adds offloading plans to a package: the cut table, and heads and tails as submodels.
 
 The whole model is not changed. The result is reproducible with ed25519 keys.
 """
@@ -58,7 +58,7 @@ def attach_plans(
 
     Args:
         package: The package. Its default variant must run in onnxruntime.
-        splits: A dict from the name of a plan or cut to the head and tail of that variant's model.
+        splits: A dict from the name of a plan or cut to the head and tail of the default variant's model.
         table: The cut table, in which submodels are called `NAME.head` and `NAME.tail`. In the package, each
             tail gets the name under which a server serves it.
         folder: The folder for the new package, which gets its usual file name.

@@ -28,7 +28,7 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 
     The value of a code that no sample contains is interpolated, and may differ from the preprocessing in the
     last bit. The range of accepted codes is wider than that of the samples by a quarter of its width on each
-    side. Values further away may have other steps.
+    side. Values further away are not accepted, because the samples do not show their steps.
 
     Args:
         samples: The samples, float32 [samples, ...]. For images, channels are axis 1 or the last axis.

@@ -156,8 +156,8 @@ class SourceModel:
     def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
         """The values of all tensors by name in three runs.
 
-        The runs have batch size 1, batch size 2 if possible, and different inputs. The model is run because
-        shape inference does not support all operators of onnxruntime.
+        The first run has batch size 1, the second has batch size 2 if possible, and the third has other
+        inputs. The model is run because shape inference does not support all operators of onnxruntime.
 
         Raises:
             CutError: A free dimension of an input is not the batch, or onnxruntime does not run the model.
