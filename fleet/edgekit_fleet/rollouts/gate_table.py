@@ -42,8 +42,8 @@ class Sample:
     """The evidence of one device about the release. Once known, a field never changes, except `fault`.
 
     Attributes:
-        is_failed: Whether the first installation failed, or None if the release was not tried. During the
-            installation it is False, since failures are reported earlier than successes.
+        is_failed: Whether the first installation failed, or None if the release was not tried. It is already
+            False during the installation, since failures are reported earlier than successes.
         fault: The fault after the installation, or empty.
         measures: The result of `gates.measure` for each (model, stage) with enough answered calls.
     """

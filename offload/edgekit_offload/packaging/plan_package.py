@@ -65,7 +65,10 @@ class TieredMeasurement:
     def __call__(
         self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, ExtractedPlan | Refusal]:
-        """Return name of each candidate -> its result; `server_s` lasts until the edge machine answers."""
+        """Return a dict from the name of each candidate to its result.
+
+        In the result, `server_s` is the time until the edge machine answers.
+        """
         results = dict(self.measured(uploads, cuts))
         names = [cut.plan.name for cut in cuts if cut.goes_on]
         plain = [upload.plan for upload in uploads if not upload.plan.media]

@@ -135,8 +135,8 @@ class Candidate:
         score: The score to minimise in `PlanningResult.unit`, [RTTs][bandwidths]. It is `NEVER` if the
             latency limit is exceeded.
         wins: The ranges in which it is the best, possibly empty.
-        in_table: Whether it is in the cut table. It may be the best only under load, or for inputs that the
-            best plans cannot send.
+        in_table: Whether it is in the cut table. A candidate without `wins` may be in the table because it is
+            the best under load, or for inputs that the best plans cannot send.
         kernels_on_device: The number of kernels in the head of a cut.
         device_bytes: The modelled size of weights and activations, or None if it is unknown.
         devices_per_server: The modelled number of devices per server at the latency limit, only for the

@@ -37,7 +37,7 @@ class Course:
 
     Attributes:
         where: ` of class NAME` if the evidence against the release is strongest for one device class, or
-            empty if it is strongest for all devices.
+            empty if it is strongest for all devices together.
         of_model: ` of MODEL` for the model with the strongest evidence, or empty if there is only one model.
         counts: Numbers of devices, in rising order.
         estimates: The mean over the first `counts` devices. An improvement is shown as no change.
