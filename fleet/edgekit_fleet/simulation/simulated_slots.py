@@ -49,7 +49,7 @@ class SimulatedSlots:
         return {name: model.version for name, model in self._models.items()}
 
     def list_unproven(self) -> list[tuple[str, str]]:
-        """Return the (model, manifest SHA-256) of served versions that the service has not confirmed yet."""
+        """Return (model, manifest SHA-256) for each served version that is not confirmed yet."""
         return [
             (name, model.manifest_sha256)
             for name, model in self._models.items()
@@ -83,7 +83,7 @@ class SimulatedSlots:
         return True
 
     def serve(self, target: DesiredModel) -> bool:
-        """Serve the installed version, and return whether a trial next to the previous version begins."""
+        """Serve the installed version, and return whether it is on trial next to the previous version."""
         model = self._models.setdefault(target.model, _SimulatedModel())
         model.served_at = time.monotonic()
         is_tried = target.trial != "none" and bool(model.previous[0])
@@ -92,9 +92,9 @@ class SimulatedSlots:
         return is_tried
 
     def judge(self, name: str, manifest_sha256: str) -> bool:
-        """End a trial as the service does: confirm the version, or roll back to the previous one.
+        """End the trial of a version: confirm it, or roll back to the previous version.
 
-        If the version with the digest `manifest_sha256` is no longer served, change nothing and return False.
+        If the version is no longer served, change nothing and return False.
         """
         model = self._models.get(name)
         if model is None or model.manifest_sha256 != manifest_sha256 or model.served_at is None:

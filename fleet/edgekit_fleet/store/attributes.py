@@ -20,7 +20,7 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the running version of each model from a report as plain values, or an empty dict for None."""
+    """Return the running version of each model in a report, or an empty dict if there is no report."""
     return {model["model"]: model["version"] for model in (reported or {}).get("models", ())}
 
 

@@ -29,9 +29,10 @@ class FleetSettings:
     """The settings of a fleet, which do not change while the manager runs.
 
     Attributes:
-        host: The address on which the broker and the web server listen. 127.0.0.1 is only this machine.
+        host: The address on which the broker and the web server listen. With 127.0.0.1, only this machine can
+            connect.
         names: The DNS names and addresses under which devices find this machine. Enrolment codes contain the
-            first, and certificates contain all.
+            first of them, and certificates contain all.
         console_certificate, console_key: The PEM files of a certificate that browsers trust. If empty, the
             console uses a certificate of the fleet's authority, or plain HTTP if it is only local.
         trusted_proxies: The addresses or networks of proxies in front of the console and the web server,
@@ -43,8 +44,10 @@ class FleetSettings:
         sign_on_secret: The path of a file with a secret that those proxies also send, or empty.
         store_url: The URL of the database. If it is empty, the fleet uses SQLite in its folder.
         brokers: The `HOST:PORT` of each external broker for devices. If empty, the fleet runs a broker.
-        artifacts_storage: Where the signed repository is copied to, see `ArtifactStorage`, or empty.
-        artifacts_url: The URL of the repository for devices, such as a CDN, or empty for the fleet's server.
+        artifacts_storage: The storage to which the signed repository is copied, see `ArtifactStorage`, or
+            empty.
+        artifacts_url: The URL from which devices fetch the repository, such as a CDN, or empty for the
+            fleet's own server.
         encrypts: Whether releases are encrypted by default.
         desired_life_s: How long a desired document is valid. A device that gets no newer one reports `stale`
             after this time.
@@ -154,10 +157,10 @@ class FleetFolder:
 
     @contextlib.contextmanager
     def hold(self, *, joins: bool) -> Iterator[bool]:
-        """Lock the folder while a manager runs, and yield whether no other manager has locked it.
+        """Lock the folder while a manager runs. Yield True if no other manager has locked it.
 
-        If a manager joins a fleet and is the only one in the folder, the folder must be a copy. It is marked
-        as a copy, so that no releases are made there.
+        If this manager joins a fleet and no other manager has locked the folder, the folder must be a copy on
+        another machine. It is marked as a copy, so that no releases are made there.
 
         Args:
             joins: Whether this manager joins a fleet that already has a manager.
@@ -246,8 +249,8 @@ class FleetFolder:
         """Write the settings. The first call also creates the folder, and the SQLite store if it is used.
 
         Raises:
-            ConfigError: Other users may read the folder, or see `database.open_store`.
-            OutputError: The file cannot be written, or see `database.open_store`.
+            ConfigError: Other users may read the folder, or `database.open_store` failed.
+            OutputError: The file cannot be written, or `database.open_store` failed.
         """
         make_folders(self.path, 0o700)
         self._check_private()
@@ -278,8 +281,8 @@ class FleetFolder:
         """Open the store of the fleet.
 
         Raises:
-            ConfigError: The SQLite file is missing, or see `read_settings` and `database.open_store`.
-            OutputError: See `database.open_store`.
+            ConfigError: The SQLite file is missing, or `read_settings` or `database.open_store` failed.
+            OutputError: `database.open_store` failed.
         """
         url = self.read_settings().store_url
         if not url and not (self.database.exists() and self.database.stat().st_size):

@@ -1,9 +1,10 @@
 """Shards divide the devices and rollouts among several managers with a common store.
 
-Each manager sends a heartbeat to the store once a second. If a manager sends none for `LEASE_S`, another one
-removes its row and takes over its shards, each with a higher epoch. Devices refuse documents with a lower
-epoch. Each transaction of a manager first locks the manager's own row, so a removed manager cannot write and
-has to join again. With SQLite there is one manager with all shards.
+Each manager sends a heartbeat to the store once a second. If a manager sends no heartbeat for `LEASE_S`
+seconds, another manager removes its row and takes over its shards. This increases the epoch of each shard,
+and devices refuse documents with a lower epoch. Each transaction of a manager first locks the manager's own
+row, so a removed manager cannot write and has to join again. With SQLite there is one manager with all
+shards.
 """
 
 import os
@@ -59,7 +60,7 @@ class Shards:
 
     @classmethod
     def of_all(cls, epoch: int = 0) -> "Shards":
-        """Return all shards with the same epoch, for a process that is not a manager."""
+        """Return an object that holds all shards with one epoch, for a process that is not a manager."""
         shards = cls()
         shards.epochs = dict.fromkeys(range(SHARDS), epoch)
         return shards
@@ -98,7 +99,7 @@ class Shards:
         audit.record(session, "manager", "manager.start", self._holder, number=self.number)
 
     def check(self, session: Session) -> ManagerRow:
-        """Return the row of this manager, locked so that no other manager removes it in this transaction.
+        """Return the row of this manager, and lock it against removal until the transaction ends.
 
         Raises:
             UnavailableError: Another manager has taken over.
@@ -123,7 +124,7 @@ class Shards:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Update `horizon` from the rows of other managers. Without other managers it is infinite."""
+        """Update `horizon`, which is infinite if this manager is alone or holds all shards."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         other = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if other is None else other
@@ -131,8 +132,9 @@ class Shards:
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """Send a heartbeat, remove managers that have stopped, and take over or give up shards in the store.
 
-        A manager whose own heartbeat was late, as after a database failure, removes no other manager for
-        `LEASE_S`. Its own shards are read from the store, because the answer to a commit may have been lost.
+        If the last heartbeat of this manager is too old, for example after a database failure, it waits for
+        `LEASE_S` seconds before it removes other managers. The shards of this manager are read from the
+        store, because a commit may have succeeded although its answer was lost.
 
         Args:
             session: The session of a transaction.

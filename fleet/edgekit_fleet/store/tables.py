@@ -51,7 +51,10 @@ class Table(DeclarativeBase):
 
 
 def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
-    """Return a `kind` whose fields are columns of a row with the same names, and `others`."""
+    """Return a `kind` that takes the values of its fields from the columns with the same names.
+
+    `others` are the values of further fields.
+    """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     columns = set(row.__table__.columns.keys())
     values = {field.name: getattr(row, field.name) for field in fields if field.name in columns}
@@ -83,16 +86,16 @@ class DeviceRow(Table):
         because: A sentence that explains the status.
         facts: The facts in its last report.
         reported: Its last report as plain values, or None.
-        desired_held: The `$version` of the desired document that the device reports to have.
+        desired_held: The `$version` of the desired document that the device last reported.
         sequence, hello_sequence, event_sequence: The sequence numbers of its last report, hello and event.
             They are separate because a retained report may arrive after a newer event.
         is_online: Whether the device is connected, according to its hello or last will.
         last_seen_at: When its last document arrived, or None.
         pinned: The versions that were pinned on the device, by model.
-        streams: The streams that the device should run by name, as plain `StreamOptions` with passwords.
+        streams: The streams that the device should run, by name, as plain `StreamOptions` with passwords.
         decryption_key: The P-256 public key in PEM for which content keys are encrypted. It is empty if the
             device enrolled without one.
-        settings: The settings that the device should have by name.
+        settings: The settings that the device should have, by name.
         logs: The newest `LogRequest` as plain values, or empty.
     """
 
@@ -166,9 +169,10 @@ class AttributeRow(Table):
 
 
 class WantedModelRow(Table):
-    """The version of one model that a device should run, which a rollout writes.
+    """The version of one model that a device should run. Rollouts write it.
 
-    The manager makes the desired document of a device from all its rows, and publishes it if it has changed.
+    The manager makes the desired document of a device from all rows of the device. It publishes the document
+    if it has changed.
 
     Attributes:
         rollout: The rollout that set the version, or None after the rollout has ended.
@@ -193,8 +197,8 @@ class DesiredRow(Table):
         content_sha256: The SHA-256 of its models and streams, to detect changes.
         envelope: The signed envelope as it is published.
         key_id: The id of the manager's key that signed it.
-        issued_at, expires_at: The start and end of its validity. If the document contains a notice,
-            `expires_at` is earlier, so that a document without the notice follows after a day.
+        issued_at, expires_at: The start and end of its validity. A document with a notice expires earlier, so
+            that a document without the notice replaces it after a day.
         is_due: Whether the document must be written again, because its content may have changed.
     """
 
@@ -256,8 +260,8 @@ class ReleasePackageRow(Table):
         version: The version of the package.
         manifest_sha256: The SHA-256 of its manifest.
         path, size_bytes, sha256: The path, size and SHA-256 of its file in the TUF repository.
-        needs: The requirements `engines` and `memory_bytes`, the gate limit `min_agreement`, and `score`, the
-            evidence from packaging.
+        needs: A dict with the requirements `engines` and `memory_bytes`, the gate limit `min_agreement` and
+            the `score` from packaging.
         deltas: The `DeltaOffer`s as plain values.
         key_id: The id of the content key that encrypts the file and its deltas, see `ContentKeyRow`. It is
             empty for an unencrypted package.
@@ -330,8 +334,9 @@ class MemberRow(Table):
             `returned`.
         because: A sentence that explains the state.
         attempts: The number of executions so far.
-        before: The versions that ran at the start of the rollout, as plain `DesiredModel`s by model. A model
-            that did not run has an empty dict. The whole dict is empty if the device had not reported.
+        before: The version of each model at the start of the rollout, as a dict from model to plain
+            `DesiredModel`. The value is an empty dict if the model did not run. The whole dict is empty if
+            the device had not reported yet.
         offered_at, answered_at: When the release was offered and when the device answered, or None.
     """
 
@@ -426,10 +431,11 @@ class ManagerRow(Table):
     """A manager that has joined, see `shards`.
 
     Attributes:
-        number: The number of the manager, which was the lowest free number from 0.
+        number: The number of the manager, from 0. A manager that joins gets the lowest free number.
         holder: The identifier of the process.
         heartbeat_at: The time of the last heartbeat, by the clock of the database.
-        turned_at: The time up to which all messages to this manager are in the store, by its own clock.
+        turned_at: All messages that the manager received before this time, by its own clock, are in the
+            store.
     """
 
     __tablename__ = "managers"
@@ -531,8 +537,8 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: The SHA-256 of the address or name.
-        begun_at: The start time, in seconds since 1970. From then on, one failure is forgiven after every 60
-            s divided by the limit.
+        begun_at: The start time in seconds since 1970. After it, one failure is forgiven every `60 / limit`
+            seconds.
         count: The number of failed attempts.
     """
 
@@ -588,12 +594,13 @@ class WebhookRow(Table):
 
     Attributes:
         url: The URL that messages are sent to.
-        actions: The prefixes of actions, such as `rollout.`. If empty, all actions.
+        actions: The prefixes of the actions that are sent, such as `rollout.`, or empty for all actions.
         secret: The secret that signs messages.
         position: The number of the last audit entry that was sent or skipped.
         failures: The number of consecutive failed attempts.
         because: Why the last attempt failed, or empty.
-        due_at: When to send next. A sender first moves this time ahead, so that no other sender sends too.
+        due_at: The time of the next attempt. A sender first sets a later time, so that no other sender sends
+            too.
     """
 
     __tablename__ = "webhooks"
