@@ -197,11 +197,11 @@ def test_proven_version_whose_engine_hangs_at_each_opening_is_rejected_and_the_o
 ) -> None:
     install_engine(tmp_path, monkeypatch, HANGING)
     slots = Slots(tmp_path / "state", maker.trust)
-    before = open_before(maker, write(maker, tmp_path, "1.0.0"))  # the short limit would not be enough
+    before = open_before(maker, write(maker, tmp_path, "1.0.0"))  # in a child, it might take longer than the limit
     for version, path in (("1.0.0", before), ("2.0.0", write(maker, tmp_path, "2.0.0", backend=THIRD))):
         slots.install(path)
         slots.confirm("linear", version)
-    config = make_config(tmp_path, models={"linear": ModelOptions(load_timeout_s=0.2)})
+    config = make_config(tmp_path, models={"linear": ModelOptions(load_timeout_s=1.5)})
     with running(config, InstalledModels(slots), tries_in_child=True) as service:
         for _ in range(MAX_BEGUN - 2):  # the service has tried once by itself
             assert load(service, "linear").status == 503
