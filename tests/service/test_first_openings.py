@@ -197,7 +197,7 @@ def test_proven_version_whose_engine_hangs_at_each_opening_is_rejected_and_the_o
 ) -> None:
     install_engine(tmp_path, monkeypatch, HANGING)
     slots = Slots(tmp_path / "state", maker.trust)
-    before = open_before(maker, write(maker, tmp_path, "1.0.0"))  # in a child, it might take longer than the limit
+    before = open_before(maker, write(maker, tmp_path, "1.0.0"))  # a child may take longer than the limit
     for version, path in (("1.0.0", before), ("2.0.0", write(maker, tmp_path, "2.0.0", backend=THIRD))):
         slots.install(path)
         slots.confirm("linear", version)
