@@ -57,7 +57,7 @@ async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> Asyn
 
 
 async def discard_body(request: Request) -> None:
-    """Discard the rest of a body for at most 10 s, because a browser shows no answer while it sends."""
+    """Discard the rest of a body for at most 10 s, because clients read no answer while they send."""
 
     async def read() -> None:
         async for _ in request.stream():

@@ -55,8 +55,8 @@ class UploadLimits:
     """Limits for uploads from devices.
 
     Attributes:
-        requests: The maximum number of requests of a device in a minute. Agents wait for a minute after a
-            refusal, so twice this number raises an alarm.
+        requests: The maximum number of requests of a device in a minute. Twice this number raises an alarm,
+            because an agent waits for a minute after a refusal.
         uploads: The maximum number of simultaneous uploads of all devices.
         parts: The maximum number of incomplete samples of a device.
     """
@@ -119,7 +119,7 @@ class SampleUploads:
         self._stored_bytes, self._counted_at = 0, float("-inf")
 
     async def answer(self, request: Request) -> Response:
-        """Answer `HEAD` or `PUT` of a sample. An error also becomes an answer."""
+        """Answer a `HEAD` or `PUT` request for a sample. Errors become HTTP error responses."""
         device = ""
         try:
             device = await run_in_threadpool(self._identify, request)

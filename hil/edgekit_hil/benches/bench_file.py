@@ -59,10 +59,10 @@ class BenchFile:
 
     Attributes:
         settings: The section `edgekit:`.
-        identity: The address and port, or the serial port, of a device with `keeps_state`. Otherwise the name
-            of the bench. Files with the same identity share a lock.
-        keeps_state: Whether the device keeps the state of earlier runs. It does if it is reached over the
-            network or a serial line, and no driver in the file creates it.
+        identity: The address and port, or the serial port, of the device if `keeps_state` is True, and
+            otherwise the name of the bench. Files with the same identity share a lock.
+        keeps_state: Whether the device keeps the state of earlier runs. This is the case for devices that are
+            reached over the network or a serial line, unless a driver in the file creates them.
     """
 
     path: Path
@@ -75,7 +75,7 @@ def read_bench(path: Path) -> BenchFile:
     """Read and check an environment file.
 
     Raises:
-        BenchError: The file is missing or no YAML, a section is missing, or a value is invalid.
+        BenchError: The file is missing or is not YAML, a section is missing, or a value is invalid.
     """
     from labgrid.util.yaml import load  # imports all of labgrid, which a name of no bench does not need
 

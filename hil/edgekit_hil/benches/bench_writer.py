@@ -28,7 +28,8 @@ class SshBench:
 
     Attributes:
         address, port, user: The ssh login.
-        power: The labgrid resource and driver of the power switch, each with its arguments by name, or None.
+        power: The labgrid resource and the labgrid driver of the power switch, each as a dict from class name
+            to arguments, or None.
     """
 
     address: str

@@ -96,7 +96,7 @@ class Device:
     def run_program(
         self, argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
     ) -> ProgramResult:
-        """Run a program on the device, as `run_program` does on this machine.
+        """Run a program on the device, with the interface of `child_process.run_program`.
 
         `sent` are the parts of the standard input. Only the last `max_output_bytes` of the output are
         returned.
@@ -135,7 +135,7 @@ class Device:
         self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
 
     def forget_processes(self) -> None:
-        """Forget the processes from `start`, whose ids may belong to others after a power cut."""
+        """Forget the processes from `start`. After a power cut, other processes may have the same ids."""
         self._started.clear()
 
     def wait(self, pid: int) -> None:

@@ -121,7 +121,7 @@ class Bench:
 
     @property
     def slowdown(self) -> float:
-        """The factor by which the driver slows the device down, or 1. Predictions exclude it."""
+        """The factor by which the driver slows the device down, or 1. Predictions do not include it."""
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property
@@ -131,13 +131,13 @@ class Bench:
 
     @contextlib.contextmanager
     def open_folder(self, name: str, user: str) -> Iterator[Device]:
-        """Yield the device with an empty folder for its state, after restoring its snapshot if there is one.
+        """Yield the device with an empty folder. If the bench has a snapshot, restore the snapshot first.
 
         If the device does not answer at the start or the end, the bench is marked as broken.
 
         Args:
             name: The name of the folder in `home`, which is deleted at the end.
-            user: The user of the device, such as a test, for the reason if the bench breaks.
+            user: The test or command that uses the device, for the message if the bench breaks.
 
         Raises:
             BenchError: The device does not answer.

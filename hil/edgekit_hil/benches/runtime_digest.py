@@ -1,4 +1,4 @@
-"""Computes a digest of the runtime's source code. As a program on a device, it also prints device facts.
+"""Computes a digest of the runtime's source code. Run as a program, it also prints facts about a device.
 
 The program imports nothing of edgekit before it has checked the digest, because the device may have another
 version.

@@ -30,7 +30,7 @@ class BootedMachineDriver(QEMUDriver):
         status: 1 while qemu runs.
         key: The path of root's ssh private key.
         folder: The folder of the disks while the driver is active.
-        host_address: The address under which the machine reaches servers on this machine's loopback.
+        host_address: The address by which the machine reaches servers on the loopback interface of its host.
     """
 
     host_address = "10.0.2.2"  # in qemu's user network

@@ -53,7 +53,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
     power_label = "kill -9 of every process of the device"
 
     def on_activate(self) -> None:
-        """Create the device, and clean up after an error."""
+        """Create the device. If this fails, remove all parts that were created."""
         with contextlib.ExitStack() as undo:
             super().on_activate()
             undo.callback(super().on_deactivate)
