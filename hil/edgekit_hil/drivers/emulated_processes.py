@@ -1,11 +1,11 @@
-"""A child process with namespaces in which ARM64 programs run under qemu-user.
+"""A child process that creates namespaces, in which ARM64 programs run under qemu-user.
 
     python -m edgekit_hil.drivers.emulated_processes QEMU ROOT UPPER WORK READ_ONLY...
 
 The process has its own user namespace, with the same users as the system. qemu-aarch64 is registered in the
 binfmt_misc of this namespace and not for the whole machine. In the mount namespace, `/` is ROOT, changes go
-to UPPER, and the READ_ONLY folders have the same paths as outside. All programs in the process namespace end
-together with the process. The process prints `ready PID` and sleeps. `nsenter --target PID` then runs
+to UPPER, and the READ_ONLY folders have the same paths as outside. When the process ends, all programs in its
+process namespace end too. The process prints `ready PID` and sleeps. `nsenter --target PID` then runs
 programs in the namespaces.
 
 Source: Linux 6.7, "binfmt_misc: enable sandboxed mounts", and Documentation/admin-guide/binfmt-misc.rst.

@@ -26,8 +26,8 @@ class MeterProtocol(abc.ABC):
     """A driver that measures power. Users can implement it for their own meters.
 
     Attributes:
-        is_whole: Whether the meter measures the whole device. The power of a part cannot be compared with the
-            power in a target.
+        is_whole: Whether the meter measures the whole device. Only then can its readings be compared with the
+            power of a target.
     """
 
     is_whole: bool = True
@@ -41,7 +41,7 @@ class MeterProtocol(abc.ABC):
     def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
         """Measure during a `with` block, and yield a list that is filled at the end.
 
-        Each entry is a pair of the seconds since the first reading and the watts. The first reading is taken
+        Each entry is a pair (seconds since the first reading, power in watts). The first reading is taken
         before the block runs, so even a short block has a reading.
 
         Raises:

@@ -1,6 +1,6 @@
-"""The ARM64 userland: commands in a Debian root for arm64, whose programs run under qemu-user.
+"""The ARM64 userland: a Debian root folder for arm64, whose programs run under qemu-user.
 
-It shows what programs do, but not how long they take on a board. The kernel is that of this machine.
+Tests in it show what programs do, but not how long they take on a board. The kernel is that of this machine.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def require_userland() -> None:
 @target_factory.reg_driver
 @attr.s(eq=False)
 class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
-    """Runs commands in the root of the newest image. Their changes are discarded at the end.
+    """Runs commands in the root of the newest image, and discards their changes on deactivation.
 
     Attributes:
         cpu: The name of the processor in qemu.
@@ -66,10 +66,10 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
     read_only: list[str] = attr.ib(factory=lambda: [str(Path(edgekit_runtime.__file__).parents[1])])
 
     def on_activate(self) -> None:
-        """Create the namespaces, and clean up after an error.
+        """Create the namespaces. If this fails, remove all parts that were created.
 
         Raises:
-            BenchUnavailableError: There is no image, or see `require_userland`.
+            BenchUnavailableError: There is no image, or `require_userland` failed.
         """
         require_userland()
         image = find_image(booted=False)

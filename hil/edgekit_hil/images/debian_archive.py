@@ -22,7 +22,7 @@ class DebianArchive:
     folder: Path
 
     def update(self) -> None:
-        """Download the package lists of this machine's suites.
+        """Download the arm64 package lists for the suites in this machine's apt configuration.
 
         Raises:
             BenchUnavailableError: This machine does not run Debian.
@@ -47,7 +47,7 @@ class DebianArchive:
         self._apt("update")
 
     def find(self, packages: Sequence[str]) -> list[str]:
-        """Return the file names, including versions, of packages and their dependencies."""
+        """Return the file names of packages and their dependencies. The names include the versions."""
         matches = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
         names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in matches if m)]
         return sorted(name.replace(":", "%3a") for name in names)

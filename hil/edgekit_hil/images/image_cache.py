@@ -208,7 +208,7 @@ def _remove_old(keep: Image) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `folder` at the end, or is deleted after an error."""
+    """Yield an empty folder. At the end it is renamed to `folder`, or deleted after an error."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as new_folder:
         inner = Path(new_folder, folder.name)
         inner.mkdir()

@@ -34,7 +34,7 @@ class KernelModules:
         self._modules = {_name(path): path for path in files}
 
     def close_over(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Return modules and their dependencies, each after the modules that it depends on.
+        """Return modules and their dependencies. Each module comes after the modules that it depends on.
 
         Returns:
             The content of each module by its path in the folder of modules.
@@ -61,7 +61,7 @@ class KernelModules:
         return modules
 
     def install(self, modules: Mapping[str, bytes], root: Path) -> None:
-        """Write modules and the module lists for `depmod` to a root."""
+        """Write modules, and the lists that `depmod` needs, into a root folder."""
         to = root / "usr/lib/modules" / self.release
         for module_path, content in modules.items():
             (to / module_path).parent.mkdir(parents=True, exist_ok=True)

@@ -52,13 +52,13 @@ class InstallFacts:
         system: The operating system, such as `Debian GNU/Linux 12 (bookworm)`.
         model: The model of the board.
         libc: The C library, such as `glibc 2.36`.
-        pythons: All Pythons, with the default one first.
+        pythons: The Python installations, with the default one first.
         free_bytes: The free space where edgekit is installed.
         rights: `root`, `sudo` (without a password) or `none`.
         release, previous: The installed release and the previous one.
         service, agent: The states of these systemd units, such as `active`.
         device: The name of the device in a fleet.
-        keys: The SHA-256 of each trusted key file by the key's name, in hexadecimal.
+        keys: The SHA-256 of each trusted key file in hexadecimal, by the name of the key.
         models: The output of `edgekit-device status --json`.
     """
 

@@ -60,7 +60,7 @@ class InstallReport:
 
 
 def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
-    """Return the facts that a device reports over ssh, with its models if `has_models`.
+    """Read the facts about a device over ssh. If `has_models`, they include its models.
 
     Raises:
         TransportError: The device cannot be reached.

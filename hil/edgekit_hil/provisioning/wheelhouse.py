@@ -113,7 +113,7 @@ class Wheelhouse:
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
     def list_content(self) -> list[tuple[str, Path | bytes]]:
-        """Return the name and the path or content of each file for the device. Call this after `download`."""
+        """Return (name, path or content) for each file that the device needs. Call this after `download`."""
         return [
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),
@@ -123,7 +123,7 @@ class Wheelhouse:
 
 
 def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
-    """Yield a tar archive in parts. `content` has the name and the path or content of each file."""
+    """Yield a tar archive in parts. `content` contains (name, path or content) for each file."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name, source in content:
