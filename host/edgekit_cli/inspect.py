@@ -29,8 +29,10 @@ _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 class PackageEvidence(NamedTuple):
     """The evidence file next to a package.
 
-    It is `verified` if its signer's key is trusted on this machine. `predicate` is its content. `problem`
-    says why it is not valid evidence for the package, or is None. With a problem, `predicate` is empty.
+    Attributes:
+        verified: Whether the key of the signer is trusted on this machine.
+        predicate: The content, which is empty if there is a problem.
+        problem: Why the file is not valid evidence for the package, or None.
     """
 
     path: Path
@@ -42,8 +44,10 @@ class PackageEvidence(NamedTuple):
 class Inspection(NamedTuple):
     """The content of a package.
 
-    It is `verified` if it is signed with a trusted key. Otherwise `key_id` is only a claim. `key_name` is the
-    name of the key on this machine, or None. `evidence` is None if the package has no evidence file.
+    Attributes:
+        verified: Whether the package is signed with a trusted key. Otherwise `key_id` is only a claim.
+        key_name: The name of the key on this machine, or None.
+        evidence: The evidence file of the package, or None.
     """
 
     path: Path

@@ -22,7 +22,10 @@ class LazyCommand(click.Command):
         return self.load().make_context(info_name, args, parent, **extra)
 
     def load(self) -> click.Command:
-        """Import the module, and return its attribute `command`, or `name` if the module has another name."""
+        """Import the module, and return the command.
+
+        A module with the name of the command calls it `command`. In other modules, it has its own name.
+        """
         module = importlib.import_module(self._module)
         is_own = self._module.endswith(f".{self.name}")
         command: click.Command = module.command if is_own else getattr(module, str(self.name))
@@ -37,7 +40,7 @@ def lazy_commands(
     Args:
         names: The short help of each command by name.
         folder: The name of the Python package, such as `edgekit_cli.hil`.
-        files: The module names of commands whose module has another name.
+        files: The module name of each command whose module is not named after it.
     """
     modules = {name: f"{folder}.{(files or {}).get(name, name)}" for name in names}
     return [

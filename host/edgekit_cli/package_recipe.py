@@ -61,7 +61,7 @@ def repeat_recipe(
 ) -> Path:
     """Create the package of a recipe again, and return its path.
 
-    The same model, tools and key give the same bytes. With `like`, the recipe of an earlier package, the new
+    The same model, tools and key give the same bytes. If `like` is the recipe of an earlier package, the new
     weights stay close to the weights of that package. `target` is the value of `--target`, which must match
     the recipe.
 

@@ -221,7 +221,7 @@ def _read_document(path: Path) -> Any:
 
 
 def read_folders(folders: Iterable[Path]) -> list[Evidence]:
-    """Read all evidence in folders, oldest first. For files with the same name, the last folder wins.
+    """Read all evidence in folders, oldest first. Of files with the same name, only the last one is read.
 
     Raises:
         BenchError: A file is not evidence, or has a newer format.
@@ -242,7 +242,7 @@ def find_hil_folder() -> Path:
 
 
 def read_newest(target: str) -> list[Evidence]:
-    """Return the newest evidence of each bench for a target, from this source and the user's folder.
+    """Return the newest evidence of each bench for a target, from this source tree and the user's folder.
 
     Runs in which all tests were skipped, and unreadable files of the user, are ignored.
     """

@@ -17,7 +17,7 @@ _KILO = 1000.0
 
 
 class Markup(str):
-    """Text that is already HTML, which only `el` and `join` create from other text."""
+    """Text that is already HTML and is not escaped again. Only `el` and `join` make it from other text."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ def read_style(package: str, name: str) -> str:
 def render_document(
     title: str, style: str, *body: str | None, footer: Markup | None = None, script: str = ""
 ) -> str:
-    """Return a self-contained page, whose content security policy blocks everything else.
+    """Return a self-contained page. Its content security policy blocks everything from other sources.
 
     Args:
         title: The title of the page.
@@ -174,7 +174,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits but all integer digits, such as `0.012` or `1,234`."""
+    """Format a number such as `0.012` or `1,234`, with three significant digits or all integer digits."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

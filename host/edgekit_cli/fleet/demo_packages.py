@@ -1,7 +1,7 @@
 """The packages of the fleet demo: a small classifier in four versions, one of which is bad.
 
 Everything is generated from a seed, so nothing is downloaded. Each class is a cloud of points, and a least
-squares fit trains the network, so its accuracy on other points is real. The bad version has noise on its
+squares fit trains the network, so that it really classifies new points. The bad version has noise on its
 weights. It passes its self-test but answers wrongly, like a badly trained model.
 """
 

@@ -94,11 +94,11 @@ def check_installed() -> None:
 
 
 def find_folder(path: Path | None) -> FleetFolder:
-    """Return the fleet's folder, by default the default folder. It need not exist.
+    """Return the folder at `path`, or the default folder for None. The folder need not exist.
 
     Raises:
         ConfigError: A package that a fleet needs is not installed.
-        click.UsageError: `--server` was given, but the folder is on the fleet's own machine.
+        click.UsageError: `--server` was given, but the command needs a folder on this machine.
     """
     check_local()
     check_installed()
@@ -113,7 +113,7 @@ def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
 
     Raises:
         ConfigError: There is no fleet, or a package that a fleet needs is not installed.
-        click.UsageError: `--server` was given, but the folder is on the fleet's own machine.
+        click.UsageError: `--server` was given, but the command needs a folder on this machine.
     """
     folder = find_folder(path)
     with contextlib.closing(folder.open_store()) as store:

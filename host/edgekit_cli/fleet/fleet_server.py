@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command uses a server, which is the case if a server but no `--folder` was given."""
+    """Return whether a command uses a server: a server was given, and `--folder` was not given."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 
 
 @contextlib.contextmanager
 def connect(path: Path | None) -> Iterator[FleetCaller]:
-    """Yield the fleet in the folder `path`. If it is None, use the server, or else the default folder.
+    """Yield the fleet in the folder `path`.
+
+    If `path` is None, yield the fleet on the chosen server, or in the default folder if no server was chosen.
 
     Raises:
         ConfigError: There is no fleet, the URL is malformed, or a package is not installed.

@@ -55,7 +55,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
 
 
 def find_names(text: str) -> tuple[str, str] | None:
-    """Return the target name and the profile name of the bench `text`, or None if it is no bench."""
+    """Return the target name and the profile name of the bench `text`, or None if there is no such bench."""
     if not _is_bench(text):
         return None
     from edgekit_hil.benches.bench_file import find_bench

@@ -52,8 +52,8 @@ class CpuQuota(contextlib.AbstractContextManager["CpuQuota"]):
     Attributes:
         share: The share of the processor, `LEAST_SHARE` to `MOST_SHARE`.
         cpu: The number of the processor.
-        procs_file: The path of a file. A process that writes its id into it is limited, together with all
-            children that it starts later.
+        procs_file: The path of the file into which a process writes its id to be limited. Its later child
+            processes are limited too.
     """
 
     def __init__(self, share: float, mounts: Path = _MOUNTS) -> None:

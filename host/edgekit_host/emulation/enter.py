@@ -1,9 +1,9 @@
-"""Runs a command in a network namespace, in a cgroup, or off a processor.
+"""Runs a command in a network namespace, in a cgroup, or on all processors but one.
 
     enter NAMESPACE PROCS CPU COMMAND
 
-`-` stands for no namespace, cgroup or processor. The command replaces this process and keeps its process id.
-It is killed when its parent ends.
+CPU is the processor to avoid. `-` stands for no namespace, cgroup or processor. The command replaces this
+process and keeps its process id. It is killed when its parent process ends.
 """
 
 import ctypes

@@ -46,7 +46,7 @@ class OneWay:
 
     Attributes:
         bytes_per_s: The speed of the link, including headers.
-        delay_s: The time between sending and receiving the last bit.
+        delay_s: The time from sending to receiving the last bit of a packet.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -71,7 +71,10 @@ class OneWay:
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due. Return when the next one is due by the monotonic clock, or None."""
+        """Write the packets that are due, and return when the next one is due, or None if there is none.
+
+        The time is that of the monotonic clock.
+        """
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():
@@ -121,7 +124,7 @@ class NamespaceLink:
             )
 
     def relay(self, channel: socket.socket) -> None:
-        """Forward packets, and `apply` the orders that arrive as lines of JSON, until `channel` is closed."""
+        """Forward packets, and `apply` each line of JSON from `channel`, until `channel` is closed."""
         orders = channel.makefile("rw", encoding="ascii")
         while True:
             due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]

@@ -1,4 +1,4 @@
-"""A process with a TCP proxy that is as slow as a link. `Testbed` starts it if there is no root.
+"""A process with a TCP proxy that emulates a slow link. `Testbed` starts it without root rights.
 
 All connections share the bandwidth of each direction. The proxy delays bytes instead of packets. It therefore
 emulates no packet loss and no TCP slow start, and a handshake takes no round trip. While the link is blocked,
@@ -44,10 +44,10 @@ class SharedWire:
         return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
 
     async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
-        """Wait until these bytes are sent, and return when they arrive, by the monotonic clock.
+        """Wait until the link has sent some bytes, and return when they arrive, by the monotonic clock.
 
-        `was_waiting` says that the bytes were available earlier. A delay of this process then costs no
-        bandwidth.
+        `was_waiting` says that the bytes were available earlier. In this case, a short delay of this process
+        does not reduce the bandwidth.
         """
         now = time.monotonic()
         is_late = was_waiting and now - self._free_at < _MOST_LATE_S

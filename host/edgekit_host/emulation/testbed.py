@@ -119,7 +119,7 @@ class Testbed(contextlib.AbstractContextManager["Testbed"]):
     def spawn(
         self, side: Side, command: Sequence[str], *, folder: Path = _ROOT, output: Output = "keep"
     ) -> ChildProcess:
-        """Start a command on one side. It is killed by `close` and at the end of this process.
+        """Start a command on one side. The command is killed by `close`, or when this process ends.
 
         Processes of `device` are slowed by the quota. Processes of `server` run on the other processors.
         `output` says what happens to the output of the command, see `Output`.

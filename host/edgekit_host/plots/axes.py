@@ -16,9 +16,10 @@ class Quantity:
     Attributes:
         title: The title, such as `Size`.
         values: The values of the points.
-        reaches: The confidence interval of each value or None, or an empty tuple without intervals.
+        reaches: The confidence interval of each value, which may be None, or an empty tuple if there are
+            none.
         limit: The limit in the budget, or None.
-        limit_text: The limit as the page shows it elsewhere.
+        limit_text: The limit as text, as on the rest of the page.
         baseline: The value of the source model, or None.
     """
 
@@ -33,7 +34,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range with ticks, which are shown with `decimals`. The ends of a `log` axis are above 0."""
+    """A range with ticks, whose labels have `decimals` decimals. The ends of a `log` axis are above 0."""
 
     low: float
     high: float
@@ -58,7 +59,7 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs, which includes all points, and the limit unless it is far from them.
+    """Return the axis for costs. It includes all points, and also the limit unless that is far away.
 
     The axis is logarithmic if the largest cost is over 8 times the smallest.
     """

@@ -12,7 +12,7 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
     Args:
         share: The length as a share of the width, 0 to 1.
         style: The class of the bar.
-        back: The length of a paler bar above it for a previous value, or None.
+        back: The length of a second bar above the first, which shows an earlier value, or None.
     """
     length = 100 * min(1.0, max(0.0, share))
     if back is None:

@@ -27,7 +27,7 @@ _ABOVE, _BELOW = -5.0, 14.0
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The left end of a text's baseline. If not `near`, the text needs a line to its point."""
+    """The left end of a text's baseline. If `near` is False, the text needs a line to its point."""
 
     x: float
     y: float

@@ -52,7 +52,7 @@ class TensorPosition:
 
 
 def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
-    """Return the tensors of an ONNX (`*.onnx`) or TFLite file by offset, or none if the file is malformed."""
+    """Return the tensors of an ONNX (`*.onnx`) or TFLite file by offset. A malformed file has none."""
     find = _find_onnx if file_name.endswith(".onnx") else _find_tflite
     try:
         if file_name.endswith(".onnx") or bytes(data[4:8]) == b"TFL3":
