@@ -1,6 +1,6 @@
 """Builds HTML and SVG elements with escaped text, and formats figures for readers.
 
-This is no template engine. Each function builds one element.
+This is not a template engine. Each function builds one element.
 """
 
 import base64

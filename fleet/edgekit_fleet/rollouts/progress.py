@@ -48,8 +48,8 @@ class RolloutSettings:
 
     Attributes:
         waves: How many devices have the release at the end of each wave. The last wave includes all devices.
-        minimum: The number of devices in the first step. Each later step at most doubles the number of judged
-            devices.
+        minimum: The number of devices in the first step. A later step starts at most as many devices as were
+            judged before.
         limits: The limits of the gates, see `gate_table.make_limits`.
         soak_s: The time after which a device with the release is judged. It is judged earlier if each of its
             models has answered enough calls.
@@ -64,7 +64,7 @@ class RolloutSettings:
         window: The local time of day in which devices switch, or None.
         trial: See `DesiredModel`.
         models: The models of the release by name.
-        evidence: The outside gates by name.
+        evidence: The outside gates by name, see `OutsideGate`.
     """
 
     waves: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""A simulated device, which decides and signs documents with the code of the real agent.
+"""A simulated device, which makes decisions and signs documents with the code of the real agent.
 
 Slots, downloads, self-tests and the service are simulated, and timers replace everything that takes time. The
 state that survives a reboot is the same as in the agent's journal. All code runs on the thread of the event

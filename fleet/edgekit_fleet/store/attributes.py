@@ -25,7 +25,7 @@ def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return at most 256 search attributes: versions as `model:NAME` first, then stable facts.
+    """Return at most 256 search attributes: first the versions as `model:NAME`, then the stable facts.
 
     Args:
         facts: The facts from the last report of the device.

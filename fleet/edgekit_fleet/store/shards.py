@@ -48,7 +48,8 @@ class Shards:
     Attributes:
         number: The number of the manager, from 0, which is part of its client name at the broker.
         epochs: The epoch of each shard that the manager holds.
-        horizon: The time up to which the store has all messages of other managers, in seconds since 1970.
+        horizon: The store has all messages that other managers received before this time, in seconds since
+            1970.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ class PartBegin:
     """The header of a part.
 
     Attributes:
-        file_name: The file name from the client, or None if the field is no file.
+        file_name: The file name from the client, or None if the field is not a file.
     """
 
     name: str

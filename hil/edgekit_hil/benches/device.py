@@ -65,7 +65,7 @@ class Device:
         """Run a shell command on the device in `folder`, and return its standard output.
 
         Raises:
-            BenchError: The exit code is not 0, or see `try_run`.
+            BenchError: The exit code is not 0, or `try_run` failed.
         """
         result = self.try_run(command, limit_s)
         if result.exit_code:

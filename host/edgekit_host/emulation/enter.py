@@ -22,7 +22,7 @@ def enter_network(descriptor: int) -> None:
     """Move the calling thread into the network namespace of an open file descriptor.
 
     Raises:
-        OSError: The descriptor is no namespace, or this process may not enter it.
+        OSError: The descriptor is not a namespace, or this process may not enter it.
     """
     libc = ctypes.CDLL(None, use_errno=True)  # `os.setns` exists from Python 3.12 on
     if libc.setns(descriptor, CLONE_NEWNET) != 0:
