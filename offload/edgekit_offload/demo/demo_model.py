@@ -1,8 +1,8 @@
 """Generates the model of the demo and its images from a seed, without downloads or training.
 
-The model is a convolutional network with 4 billion operations. After a quarter of the work, it has a narrow
-tensor of 3.2 kB in 8 bits, as in networks that are meant to be split. A JPEG image has 40 kB. The weights are
-random, so the classes have no meaning. An answer is correct if it has the class of the whole model.
+The model is a convolutional network with 4 billion operations. After a quarter of the operations, there is a
+bottleneck, whose tensor has 3.2 kB as 8-bit integers. A JPEG image has 40 kB. The weights are random, so the
+classes have no meaning. An answer is correct if the whole model predicts the same class.
 """
 
 from typing import Final
@@ -45,7 +45,8 @@ _OCTAVES: Final = (4, 8, 16, 32, 64, 128)
 def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
     """Return the ONNX model, from uint8 [1, 320, 320, 3] to float32 [1, 10].
 
-    Biases are chosen so that each score has the mean 0 over `images`. Thus several classes occur.
+    The biases are chosen so that each class has a mean score of 0 over `images`. Thus, the answers include
+    several classes.
     """
     model = _build(seed)
     means = run_model(model.SerializeToString(), images).mean(axis=0)

@@ -140,8 +140,8 @@ def _package(
 def choose_plans(result: PlanningResult) -> list[Candidate]:
     """Return the plans to measure: the local one, uploads in image codecs, and the best cut.
 
-    Plans are left out if their expected loss exceeds the limit or `MAX_LOSS`. A plan that is never the best
-    is returned too, because the page of the demo compares all.
+    A plan is left out if its expected loss exceeds `MAX_LOSS` or the limit of the planning. Plans that are
+    never the best are returned too, because the demo's page compares all plans.
     """
     offered = [
         candidate
@@ -160,9 +160,12 @@ def choose_plans(result: PlanningResult) -> list[Candidate]:
 
 
 def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """Write a self-signed certificate for an IP address and its key, and return both paths.
+    """Write a private key and a self-signed certificate for an IP address.
 
-    The certificate is valid for one day.
+    The certificate expires after one day.
+
+    Returns:
+        The path of the certificate and the path of the key.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit demo")])

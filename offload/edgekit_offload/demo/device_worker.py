@@ -1,7 +1,8 @@
 """The demo's application on the device. It is run as `device_worker CONFIG`.
 
-It sends requests until it is terminated, and writes one line of JSON for each. Every second request is sent
-with the plan that edgekit chooses. The others use the remaining plans in turn, each with its own connection.
+It sends requests until it is terminated, and writes one line of JSON for each request. For every second
+request, edgekit chooses the plan. The other requests use the configured plans in turn. Each plan has its own
+connection.
 """
 
 import json

@@ -121,9 +121,10 @@ class Recording:
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
 
     def mean_to_oracle(self) -> float | None:
-        """Return the ratio of edgekit's mean latency to the oracle's, over the phases with an oracle.
+        """Return the ratio of edgekit's mean latency to the latency of the best plan of each phase.
 
-        Return None if no phase has an oracle, or if a request of edgekit in these phases has no answer.
+        Phases in which `oracle` returns None are ignored. Return None if no phase remains, or if one of
+        edgekit's requests in these phases has no answer.
         """
         own, ideal = 0.0, 0.0
         for phase in self.begun:

@@ -28,9 +28,9 @@ def plan_colors(recording: Recording) -> dict[str, int]:
 
 
 def rivals_of(recording: Recording) -> list[str]:
-    """Return the plans besides edgekit's choice whose latency is drawn as a line.
+    """Return the names of the forced plans whose latency the chart shows next to edgekit's latency.
 
-    These are `local` and one upload. An upload with a media codec is preferred.
+    These are `local` and one upload, preferably an upload with a media codec.
     """
     uploads = [policy for policy in recording.plans if policy != "local" and not policy.startswith("cut")]
     fair = next((policy for policy in uploads if policy.partition(":")[0] in {"jpeg", "webp", "opus"}), None)

@@ -1,8 +1,8 @@
 """Runs a tail in Triton's Python backend. `edgekit offload export` copies this file as `model.py`.
 
 It uses onnxruntime, and batches the requests that Triton's dynamic batching collects. It also decodes images
-and sound if the configuration says so. Because they may be malicious, it uses the decoders of our own
-service, which the export copies to the same folder.
+and sound if the configuration says so. These files may be malicious, so it uses the decoders of `edgekit
+offload serve`, which the export copies to the same folder.
 """
 
 import json

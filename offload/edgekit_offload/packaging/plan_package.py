@@ -47,14 +47,14 @@ class PlannedTail:
 class TieredMeasurement:
     """Measures candidates for three tiers: a device, an edge machine and a server.
 
-    It also plans how to split each tail between the edge machine and the server. These plans use only exact
+    It also plans how to split tails between the edge machine and the server. These plans use only exact
     codings, so they do not change answers.
 
     Attributes:
-        measured: Measures candidates between the device and the edge machine, which is its `server`.
+        measured: Measures candidates on the device and the edge machine.
         server: The server behind the edge machine.
         link: The link from the edge machine to the server.
-        tails: A dict from the name of a candidate to the plans of its tail. A measurement adds entries.
+        tails: A dict from the name of a candidate to the plans of its tail. Each call adds entries.
     """
 
     measured: CutMeasurement
@@ -174,7 +174,7 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write a package for the edge machine for each tail that it splits, and return their paths.
+    """Write one package for each tail that the edge machine splits, and return the paths of the packages.
 
     Args:
         planned: The package with the tails as submodels.
@@ -207,7 +207,7 @@ def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitMo
     """Return a dict from the name of each measured plan and each cascade to its submodels.
 
     Raises:
-        CutError: The small model and the coding of the upload cannot be combined in a graph.
+        CutError: The small model and the coding of the upload cannot be combined in one graph.
     """
     measured = inputs.measure.measured if isinstance(inputs.measure, TieredMeasurement) else inputs.measure
     splits = dict(measured.splits) if isinstance(measured, CutMeasurement) else {}

@@ -1,6 +1,6 @@
 """Adds offloading plans to a package: the cut table, and heads and tails as submodels.
 
-The whole model is not changed. The result is reproducible with ed25519 keys.
+The whole model is not changed. With an ed25519 key, the same inputs always give the same file.
 """
 
 import hashlib
@@ -63,8 +63,7 @@ def attach_plans(
             tail gets the name under which a server serves it.
         folder: The folder for the new package, which gets its usual file name.
         sign: Returns the signed envelope of a manifest.
-        decode: The codec in which each input of a tail is sent, by the name in `splits` and the name of the
-            input.
+        decode: A dict from a name in `splits` to a dict from an input of the tail to its media codec.
         version: The version of the new package, by default that of `package`.
 
     Raises:

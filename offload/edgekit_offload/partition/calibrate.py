@@ -24,11 +24,11 @@ _IMAGE_RANK: Final = 4
 
 
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
-    """Return the lattice of values that come from 8-bit codes, or None if there is none.
+    """Return a lattice that maps the values of the samples to 8-bit codes, or None if there is none.
 
-    The value of a code that no sample contains is interpolated, and may differ from the preprocessing in the
-    last bit. The range of accepted codes is wider than that of the samples by a quarter of its width on each
-    side. Values further away are not accepted, because the samples do not show their steps.
+    If no sample contains a code, the value of the code is interpolated. It may differ from the result of the
+    preprocessing in the last bit. The range of accepted codes extends the range of the samples by a quarter
+    of its width on each side. The samples do not show whether values further away have the same steps.
 
     Args:
         samples: The samples, float32 [samples, ...]. For images, channels are axis 1 or the last axis.
@@ -58,11 +58,11 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 
 
 def find_series(samples: NDArray[np.float32]) -> Lattice:
-    """Return a lattice of 16-bit codes. Its `is_exact` says whether all samples are restored exactly.
+    """Return a lattice that maps the values of the samples to 16-bit codes.
 
-    If the values are not on a grid, they are rounded to a 30,000th of their range. The range of the codes is
-    wider than that of the samples by a quarter of its width on each side, but by only 4.6 % for rounded
-    values, so that all codes fit into 15 bits.
+    If the values are not on a grid, they are rounded to 1/30,000 of their range. The range of the codes
+    extends the range of the samples on each side, by up to a quarter of its width, or by 4.6 % if the values
+    are rounded. All codes fit into 15 bits.
 
     Args:
         samples: The samples, float32 [samples, ...].
@@ -92,7 +92,7 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
 
 
 def find_time_axis(samples: NDArray[np.float32]) -> int:
-    """Return the axis with the smallest differences between neighbours. Axis 0 is not considered."""
+    """Return the axis along which neighbouring values differ least. Axis 0 is not considered."""
     return 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
 
 

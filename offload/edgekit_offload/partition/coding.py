@@ -36,12 +36,12 @@ class CutCoding:
     Attributes:
         bits: The number of bits per code, 1, 2, 4 or 8. With 32, tensors are sent unchanged.
         group: The number of neighbouring values that share a range, a multiple of 8.
-        wide_values: Tensors with at most this number of values are coded in 16 bits with a single range
-            instead.
+        wide_values: The maximum number of values of tensors that are coded in 16 bits. Such a tensor has a
+            single range for all values.
         min_samples: The number of samples needed to estimate how the coding changes answers, or 0 if it is
             exact.
-        max_cuts: The maximum number of cuts with this coding that are measured besides the best one. Codings
-            with None share one limit.
+        max_cuts: The maximum number of cuts with this coding that are measured, not counting the best one.
+            All codings whose maximum is None share one limit.
     """
 
     bits: int
@@ -95,7 +95,7 @@ class Lattice:
         axis: The channel axis.
         table: The exact values of the codes from `lowest`, float32 [channels or 1, codes]. If there are more
             than 256 codes, it is None, and the values are computed from `step` and `offset`.
-        time_axis: The axis with the smallest differences between neighbours.
+        time_axis: The axis along which neighbouring values differ least.
         is_grid: Whether the values of the samples were on a grid with this step. Otherwise they were rounded.
         is_exact: Whether all samples were restored exactly.
         accepted: The lowest and highest code that a device sends, int64 [2, channels or 1]. None means
@@ -134,16 +134,17 @@ INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """A coding of float32 tensors, and with `delta` and `samples` also of integers.
+    """A coding of tensors.
 
-    Tensors of other dtypes are sent raw.
+    All codings can code float32. `delta` and `samples` can code integers too. Tensors of other dtypes are
+    sent raw.
 
     Attributes:
-        kind: A coding of `CUT_CODINGS`, or one of these for inputs. `uint8` sends 8-bit codes of values that
-            were scaled by preprocessing. `pixels` sends the same codes as [N, H, W, C] for image codecs.
-            `delta` sends differences along the time axis as int16, or in the dtype of an integer tensor.
-            `samples` sends int16 [N, T] for audio codecs.
-        lattices: A dict from a tensor to the values of its codes, not used with `CUT_CODINGS`. Tensors
+        kind: A coding of `CUT_CODINGS`, or a coding of inputs. The coding `uint8` sends 8-bit codes of values
+            that were scaled by preprocessing, and `pixels` sends the same codes as [N, H, W, C] for image
+            codecs. The coding `delta` sends differences along the time axis, as int16 for float32 tensors.
+            The coding `samples` sends int16 [N, T] for audio codecs.
+        lattices: A dict from a tensor to the values of its codes. It is not used with `CUT_CODINGS`. Tensors
             without a lattice are sent raw. The lattice of an integer tensor is `INTEGERS` with its time axis.
     """
 
