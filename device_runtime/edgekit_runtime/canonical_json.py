@@ -22,7 +22,7 @@ _KINDS: Final = {
     float: "a number",
     type(None): "null",
 }
-# Made once: `json.dumps` would make one at each call, which takes as long as a small document.
+# Created once, because `json.dumps` creates one per call, which takes as long as a small document.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -125,7 +125,7 @@ class Fields:
         return self._unread
 
 
-# Metadata of a field of a `Record`: the member is left out where it has its default.
+# Metadata of a field of a `Record`, whose member is omitted if it has its default.
 OPTIONAL: Final[Mapping[str, Any]] = {"optional": True}
 
 _Record = TypeVar("_Record", bound="Record")

@@ -48,8 +48,8 @@ class Range:
         return f"{self.least:.16g} to {self.most:.16g}"
 
 
-# By how names end, the first that fits. Wide: what is sensible depends on device and model. Narrow enough for
-# clocks, timers and the system's own integers to take.
+# By the first suffix that matches. Sensible values depend on device and model, so the ranges are wide.
+# Clocks, timers and the system's own integers accept them.
 _RANGES_OF_UNITS: Final = {
     "_per_s": Range(0, 1 << 50),
     "_s": Range(0, 10**9),

@@ -22,7 +22,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 MAX_RANK: Final = 32  # the most dimensions that every supported numpy version can hold
 _ALIGNMENT_BYTES: Final = 64
-# The most that numpy can index. JSON allows more, of which Python may refuse to print a product.
+# The most that numpy can index. JSON allows larger numbers, whose product Python may refuse to print.
 MAX_DIMENSION: Final = (1 << 63) - 1
 
 

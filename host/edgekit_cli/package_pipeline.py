@@ -29,7 +29,7 @@ from edgekit_toolkit.selection.budget import Budget, parse_budget
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
 PackageModel: TypeAlias = Callable[[Path, list[str]], Path]
-"""Packages a model file with these arguments of `edgekit package`; returns the package."""
+"""Packages a model file with these arguments of `edgekit package`, and returns the path of the package."""
 
 _OWN_OPTIONS: Final = frozenset(
     {"target", "budget", "out", "name", "version", "key", "device_keys", "as_json"}

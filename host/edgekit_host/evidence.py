@@ -16,7 +16,7 @@ from edgekit_runtime.system.paths import find_config_folder
 
 FORMAT: Final = 1
 MOST_WATTS: Final = 1000.0
-"""More than any device of ours draws: a meter that gives milliwatts is found by it."""
+"""No device draws more. A higher reading shows that a meter reports milliwatts."""
 PACKAGE: Final = Path(__file__).resolve().parent
 _GIT_LIMIT_S: Final = 30
 _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")

@@ -62,7 +62,7 @@ _TICK_S: Final = 1.0
 _BUSY_TICK_S: Final = 0.25
 _SAVE_S: Final = 60.0  # how much of an execution's age a power cut may lose
 _REPORT_S: Final = 0.25  # least time between two reports
-_DETAIL_S: Final = 5.0  # the same if only amounts have changed
+_DETAIL_S: Final = 5.0  # least time if only amounts have changed
 _AGAIN_S: Final = 30.0  # between two attempts to unload or remove a model
 
 _NO_ORDERS: Final = Desired(device="", version=0, issued_at=0.0, expires_at=0.0, epoch=0)

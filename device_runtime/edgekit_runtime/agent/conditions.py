@@ -12,9 +12,9 @@ from edgekit_runtime.package.version_order import is_older
 from edgekit_runtime.records import dataclass
 
 MIN_BATTERY: Final = 0.2
-"""Least charge to begin an update on a device that is not charging."""
+"""The lowest charge to begin an update on a device that is not charging."""
 SPARE_BYTES: Final = 16 << 20
-"""Space that must stay free on the disk beside two copies of the package during installation."""
+"""The disk space that must stay free during an installation."""
 
 _WINDOW: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 

@@ -22,14 +22,14 @@ from edgekit_runtime.records import dataclass
 
 PROTOCOL: Final = 1
 MAX_DOCUMENT_BYTES: Final = 32 << 10
-"""No document is larger; a larger one is refused before it is parsed. About 25 models of a device fit in."""
+"""The maximum document size, enough for about 25 models. A larger document is refused unparsed."""
 
 _COUNT: Final = Range(0, 1 << 53)
 _CODE: Final = re.compile(r"(\S+:[0-9]+)/([0-9a-f]{64})/([A-Za-z0-9_-]{16,})", re.ASCII)
 
 Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "logs"]
 ExecutionState: TypeAlias = Literal[
-    "waiting",  # for its window, its jitter, or a condition that may come: `reason` says which
+    "waiting",  # for its window, its jitter or a condition, see `reason`
     "downloading",
     "installing",  # verify, write to the spare slot, self-test
     "trying",  # shadow or canary beside the old version, on real calls

@@ -68,7 +68,7 @@ _MAX_ANSWER_BYTES: Final = 1 << 20
 _MAX_SHOWN_BYTES: Final = 400
 _TIMEOUT_S: Final = 30.0
 _OK: Final = 200
-_RENEW_AT: Final = 1 / 3  # share of the certificate's life that is left
+_RENEW_AT: Final = 1 / 3  # remaining share of the certificate's life
 _NOT_DUE: Final = 3  # exit code of this module; `commands.agent` knows it
 
 
@@ -264,7 +264,7 @@ if __name__ == "__main__":  # the agent renews in a separate process: CONFIG STA
         enrolment = read_membership(folder).enrolment
         trusted_time = TrustedTime(enrolment.certificate)
         trusted_time.note(float(sys.argv[2]))
-        is_refused = sys.argv[3:] == ["--refused"]  # by the broker: the web server says why, or renews
+        is_refused = sys.argv[3:] == ["--refused"]  # by the broker. The web server says why, or renews
         if not is_refused and not is_renewal_due(enrolment, trusted_time.now_s):
             sys.exit(_NOT_DUE)
         renew(folder, trusted_time=trusted_time)

@@ -14,7 +14,7 @@ _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 _Key = tuple[str, str]
 _GAUGES: Final = {"edgekit_battery_charge_ratio": "battery"}
-"""Metric of the device -> its name in `ModelFigures.gauges`, for a gate that the fleet may have on it."""
+"""A dict from metrics of the device to their names in `ModelFigures.gauges`, for gates."""
 
 
 def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[ModelFigures, ...]:

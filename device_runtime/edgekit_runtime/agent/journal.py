@@ -26,7 +26,7 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_
 _MAX_BYTES: Final = 1 << 20
 _SEQUENCES: Final = 1024  # numbers that one write reserves, so that a report needs no write
 _COUNT: Final = Range(0, 1 << 53)
-_MOST_TAKEN: Final = 1 << 52  # a thief of the manager's key may state any number, and numbers must not end
+_MOST_TAKEN: Final = 1 << 52  # a thief of the manager's key can state any number, but some must remain
 
 _logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from edgekit_runtime.system.atomic_files import Disk, read_stamp
 
 _FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
 _RENEWAL_S: Final = 21_600.0
-_TOLERATED_S: Final = 60.0  # by which a clock is set back without harm
-_FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
+_TOLERATED_S: Final = 60.0  # a clock can be set back by this without harm
+_FIRST_ASK_S: Final = 5.0  # after a refusal, doubled each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Renewal:
 
 
 Renewer: TypeAlias = Callable[[bool, float], Renewal]
-"""Fetches a new certificate if it is time, or at once if it is told so; also takes `TrustedTime.stated_s`."""
+"""Renews the certificate if it is due, or at once if the flag is set. The float is `TrustedTime.stated_s`."""
 
 
 @dataclass(slots=True)

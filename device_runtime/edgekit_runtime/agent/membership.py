@@ -26,7 +26,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import Disk, read_stamp, write_atomically
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
-"""Names of the files."""
+"""The file names."""
 _KEY_BYTES: Final = 32
 _NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
 # Prefix of the key in DER: PKCS #8.
@@ -36,13 +36,13 @@ _AGAIN: Final = (
     "to let it in again, make a code by `edgekit fleet enroll --name DEVICE`, and run"
     " `edgekit-device enroll --code CODE` here"
 )
-# X509_V_ERR_* of OpenSSL -> what is wrong with the certificate of the server.
+# A dict from X509_V_ERR_* of OpenSSL to faults of the server's certificate.
 _SERVER_FAULTS: Final = {
     **dict.fromkeys((18, 19, 20, 21), f"belongs to another fleet, or this fleet was created again; {_AGAIN}"),
     **dict.fromkeys((62, 64), "is for another address: start `edgekit fleet up` with `--name` for this one"),
 }
 _TIME_FAULTS: Final = {9: "is not valid yet", 10: "has expired"}
-# A TLS alert of the fleet -> why it does not take the certificate of this device.
+# A dict from TLS alerts to reasons why the fleet refuses this device's certificate.
 _ALERTS: Final = {
     "ALERT_CERTIFICATE_REVOKED": f"the fleet has revoked this device; {_AGAIN}",
     "ALERT_BAD_CERTIFICATE": "this device's certificate is not valid yet; the agent asks for a new one",

@@ -28,7 +28,7 @@ from edgekit_runtime.agent.membership import LinkProblem, ResumingContext, expla
 from edgekit_runtime.records import dataclass
 
 _MAX_IN_FLIGHT: Final = 8
-_MAX_RECEIVED: Final = 64  # messages that wait for the agent; a broker that sends more loses them
+_MAX_RECEIVED: Final = 64  # messages that wait for the agent. Further ones are lost
 _MAX_PACKET_BYTES: Final = 2 * MAX_DOCUMENT_BYTES
 _KEEPALIVE_S: Final = 60
 _CONNECT_TIMEOUT_S: Final = 10.0

@@ -18,7 +18,7 @@ from edgekit_runtime.agent.documents import Desired
 from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
 from edgekit_runtime.agent.signing import UnknownKeyError, unseal
 
-_FIRST_S: Final = (120.0, 1920.0)  # spread: a whole site is switched on at once
+_FIRST_S: Final = (120.0, 1920.0)  # spread, because a whole site is switched on at once
 _DAILY_S: Final = 86_400.0
 _PAUSE_S: Final = 300.0
 _LONGEST_PAUSE_S: Final = 21_600.0

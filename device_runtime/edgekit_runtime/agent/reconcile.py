@@ -19,9 +19,9 @@ Action: TypeAlias = Literal["download", "install", "load", "unload", "remove", "
 Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]
 
 MAX_LOADS: Final = 4
-"""Number of requests to the service to load a version that it neither serves nor rejects."""
+"""How often the service is asked to load a version that it neither serves nor rejects."""
 WASTED: Final = 2.0
-"""A download ends after this multiple of the package's size, to spare metered links from retries."""
+"""A download ends after this multiple of the package's size, because the link may be metered."""
 _WASTED_BYTES: Final = 1 << 20  # additional, for small packages
 _CODES: Final = (
     # Begin of a reason -> its code. The service's trial names the missed gate.

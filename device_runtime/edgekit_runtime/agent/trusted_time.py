@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Final
 
 RELEASED_S: Final = 1_793_491_200.0
-"""2026-11-01, before this release: no right clock shows an earlier time. Raise it with each release."""
+"""2026-11-01, before this release. No correct clock shows an earlier time. Raise it with each release."""
 FIELD: Final = "x-edgekit-signed-at"
-"""Field of a timestamp of the repository: seconds since 1970."""
+"""The field of TUF timestamp metadata with its time in seconds since 1970."""
 MAX_LEAD_S: Final = 2 * 365 * 86_400.0  # the life of a root
 TOLERATED_S: Final = 3600.0
-"""By which a clock, or a stored bound, may be behind without being called wrong."""
+"""How far a clock or a stored bound can be behind and still count as correct."""
 _VALIDITY: Final = re.compile(
     rb"\x30.(?:\x17\x0d|\x18\x0f)(\d{12,14})Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z", re.DOTALL
 )
-_LONG_YEAR: Final = 14  # digits of a time with four of them for the year
+_LONG_YEAR: Final = 14  # digits of a time with a four-digit year
 
 
 class TrustedTime:

@@ -25,7 +25,7 @@ from edgekit_runtime.system.child_process import JsonChild
 from edgekit_runtime.system.own_process import count_cores
 
 MODULE: Final = "edgekit_runtime.autotune.contest_child"
-_FIRST_ANSWER_S: Final = 60.0  # limit of reading the package
+_FIRST_ANSWER_S: Final = 60.0  # limit for reading the package
 _END_S: Final = 5.0
 
 

@@ -17,10 +17,10 @@ from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_lat
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
-_SHORTEST_TURN_S: Final = 1e-3  # in a shorter turn, caches used by others count more than the engine
+_SHORTEST_TURN_S: Final = 1e-3  # in a shorter turn, cold caches count more than the engine
 _MOST_RUNS: Final = 100
-# Until the threads of the previous one have stopped spinning. Who has slept also gets a whole slice of a busy
-# processor.
+# The threads of the previous setting then stop spinning. A thread that slept also gets a whole slice of a
+# busy processor.
 _PAUSE_S: Final = 2e-3
 
 

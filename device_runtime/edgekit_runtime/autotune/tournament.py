@@ -25,7 +25,7 @@ from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.sessions.latency import Latency, find_tied
 
-_CLEAR_SHARE: Final = 0.1  # such a lead in every process decides: more would not change it
+_CLEAR_SHARE: Final = 0.1  # a lead of this share in every process decides
 _FEWEST_PROCESSES: Final = 3
 _MOST_PROCESSES: Final = 7
 _ROUNDS: Final = 40

@@ -27,8 +27,8 @@ _CONTINUE: Final = 100
 _MAX_PORT: Final = 65_535
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 _PREFIX: Final = re.compile(r"[A-Za-z0-9/._~!$&'()*+,;=:@%-]+")  # RFC 3986, 3.3
-_KEPT_LIMIT: Final = 0.9  # of the limit that is set: where so much is left, it stays
-_RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
+_KEPT_LIMIT: Final = 0.9  # if this share of the set limit remains, it stays set
+_RECORD_BYTES: Final = 16_384  # maximum size of a TLS record
 _DROP_UNSENT: Final = np.array((1, 0), np.intc).tobytes()  # struct linger
 
 

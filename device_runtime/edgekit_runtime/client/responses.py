@@ -21,7 +21,7 @@ from edgekit_runtime.tensors import Array
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
 _NO_SERVER: Final = (502, 503, 504)
-_TIMES: Final = b"\r\nServer-Timing:"  # a head that states times is never repeated
+_TIMES: Final = b"\r\nServer-Timing:"  # a head with times does not occur again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,10 @@ ZSTD: Final = "zstd"
 _LEVEL: Final = 1
 _MAX_WINDOW_BYTES: Final = 8 << 20  # RFC 9659: the limit for senders, the least for readers
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-# Of input at once; behind a member, the rest of a piece is copied. A KiB of zstd gives at most 32 MB; the
+# Input bytes at a time. After a member, the rest of a piece is copied. A KiB of zstd gives at most 32 MB. The
 # readers of the others take a limit of their output.
 _PIECE_BYTES: Final = {ZSTD: 1 << 10, "gzip": 16 << 10, "deflate": 16 << 10}
-# Of one body; empty ones take no room, so only their number ends them.
+# Of one body. Empty frames take no space, so only their number limits them.
 _MAX_FRAMES: Final = {ZSTD: 4096, "gzip": 4096, "deflate": 1}
 _OUTPUT_BYTES: Final = 256 << 10
 

@@ -30,9 +30,9 @@ PRECISION_BITS: Final = 14
 MIN_STATE: Final = 1 << 16
 WORD_BITS: Final = 16
 CHUNK: Final = 1 << 18
-"""Most symbols that the lanes decode before they go on to the next stretch."""
+"""The maximum number of symbols that are decoded at a time."""
 
-# Of the tables, in sixteenths: the least mean of the bytes before, and the mean of a table at the start.
+# Per table, in sixteenths: the least mean of the previous bytes, and the table's initial mean.
 _LEAST: Final = (0, 12, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448)
 _MEANS: Final = (8, 14, 19, 27, 38, 54, 76, 108, 152, 215, 304, 430, 609, 861, 1218, 1722)
 _LEVELS: Final = len(_LEAST)

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.shown_text import clean_line
 
-_MAX_NUMBER: Final = 1e12  # its products and whole numbers are numbers, too
+_MAX_NUMBER: Final = 1e12  # products of such numbers are finite, too
 
 
 @dataclass(frozen=True, slots=True)

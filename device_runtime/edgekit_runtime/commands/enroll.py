@@ -10,7 +10,7 @@ from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.system.paths import find_config_folder, find_device_target
 
-_TARGETS: Final = {"x86_64": "x86-64"}  # of machines with one target; boards of one processor have several
+_TARGETS: Final = {"x86_64": "x86-64"}  # machines with one target
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

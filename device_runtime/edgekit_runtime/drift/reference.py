@@ -14,8 +14,8 @@ from edgekit_runtime.records import dataclass
 
 CLASSES: Final = 32  # further classes are folded: class number modulo this
 CONFIDENCES: Final = 10
-# Other samples of the same kind may have values this far outside, in spans of the calibrated range; as in the
-# toolkit's warning about a range trap.
+# Similar samples may have values this far outside the calibrated range, in shares of its span. The toolkit's
+# warning about a range trap has the same margin.
 MARGIN: Final = 0.05
 
 

@@ -18,7 +18,7 @@ from edgekit_runtime.tensors import Array
 
 _LEAST_SHARE: Final = 0.002  # smaller shares count as this: few samples cannot distinguish them from 0
 _LEAST_PROBABILITY: Final = 1e-12
-_LEAST_LOGIT: Final = -80.0  # relative to the best; less adds nothing, and -inf would make NaN
+_LEAST_LOGIT: Final = -80.0  # relative to the best. Less adds nothing, and -inf would give NaN
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Final
 
 KEY_SUFFIX: Final = ".key"
-"""Suffix of the file with the wrapped key beside an encrypted file, see `opening`."""
+"""The suffix of the file with the wrapped key of an encrypted file. See `opening`."""
 
 MAGIC: Final = b"EDGEENC1"
-"""The first bytes of an encrypted file, here for readers of plain files, which need nothing else."""
+"""The first bytes of an encrypted file. Readers of plain files need nothing else of this package."""
 
 DEVICE_KEY: Final = "device-key.json"
-"""Name of the file of this device's key in the folder of keys, see `device_key`."""
+"""The name of the file with this device's key, see `device_key`."""
 
 
 def key_path(path: Path) -> Path:

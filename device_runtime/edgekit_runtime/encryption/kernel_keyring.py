@@ -17,7 +17,7 @@ NAME: Final = "edgekit:device"
 _TYPE: Final = b"user"
 _KEYCTL_SEARCH, _KEYCTL_READ = 10, 11
 _USER_KEYRING: Final = -4
-# Machine -> numbers of the system calls request_key and keyctl.
+# By machine, the numbers of the system calls request_key and keyctl.
 _CALLS: Final = {
     "x86_64": (249, 250),
     "aarch64": (218, 219),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 Exchange: TypeAlias = Callable[[bytes], bytes]
-"""Takes a point of P-256 in its uncompressed form, returns x of its product by a private key."""
+"""Returns the x coordinate of an uncompressed P-256 point multiplied by a private key."""
 
 POINT_BYTES: Final = 65
 _KEM: Final = b"KEM\x00\x10"

@@ -20,8 +20,8 @@ from edgekit_runtime.offload.offload_plan import OffloadPlan
 from edgekit_runtime.records import dataclass
 
 HYSTERESIS: Final = 0.10  # a plan must at first be better than the current one by this share
-LOADED: Final = 0.95  # from this load of a server on devices stay local
-_PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
+LOADED: Final = 0.95  # devices stay local if a server's load is as high
+_PATIENCE: Final = 4  # decisions after which the hysteresis is halved
 _LEAST_GAIN: Final = 1e-4  # least gain of a switch, as a share: less is rounding
 _MBIT: Final = 1e6
 _MS: Final = 1e3

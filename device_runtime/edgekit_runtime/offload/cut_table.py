@@ -19,7 +19,7 @@ from edgekit_runtime.records import dataclass
 
 CUT_TABLE_ROLE: Final = "cut-table"
 CODED_PLANS_ROLE: Final = "coded-plans"
-"""A list of the plans that have a decoder, which earlier runtimes refuse in a cut table."""
+"""The role of a table of plans with decoders, which earlier runtimes refuse in a cut table."""
 TABLE_ROLES: Final = (CUT_TABLE_ROLE, CODED_PLANS_ROLE)
 MAX_PLANS: Final = 64
 

@@ -41,7 +41,7 @@ _NO_THRESHOLD: Final = 0x7FFFFFFF
 _MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
 _CLOCK_MS: Final = 4  # largest step of the kernel's clock for these times
 
-# Sixteen: our service caches parsed requests by their JSON, so few ids keep that cache useful.
+# Only sixteen, because our service caches parsed requests by their JSON.
 _ids = itertools.cycle(f"{number:x}" for number in range(16))
 
 _logger = logging.getLogger(__name__)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.pipeline import Stage
 
 Sign: TypeAlias = Callable[[bytes], bytes]
-"""Takes the payload (an in-toto statement), returns the canonical bytes of a DSSE envelope around it."""
+"""Takes the payload (an in-toto statement) and returns the canonical bytes of its DSSE envelope."""
 
 _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
-"""Takes an envelope and where it lies, returns its statement and key id."""
+"""Takes an envelope and its place, and returns its statement and key id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

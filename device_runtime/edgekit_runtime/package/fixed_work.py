@@ -64,7 +64,7 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
     ),
 }
 _DATA_PREFIXES: Final = ("QLinear", "Fused", "STABLEHLO_")  # all of whose inputs are data
-# Where these inputs state a size, nothing bounds it; elsewhere the sizes of the other inputs do.
+# Nothing bounds the sizes that these inputs state. The other inputs bound all other sizes.
 _FREE_SIZES: Final = frozenset(
     """
     Range ConstantOfShape HannWindow HammingWindow BlackmanWindow MelWeightMatrix Expand Tile Resize
@@ -109,7 +109,7 @@ _LITERT_NAMES: Final[Mapping[int, str]] = {
     209: "STABLEHLO_CASE",
 }
 LOOPS: Final = frozenset({"Loop", "Scan", "WHILE", "STABLEHLO_WHILE"})
-_MAX_DEPTH: Final = 20  # of bodies in bodies
+_MAX_DEPTH: Final = 20  # of nested bodies
 _LITERT_MARK: Final = b"TFL3"
 
 

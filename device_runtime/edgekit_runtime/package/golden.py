@@ -22,7 +22,7 @@ from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 MAX_INPUT_BYTES: Final = 512 << 20
 MAX_ROWS: Final = 32
 MAX_SEED: Final = 65535
-# Values; the numbers behind them take eight times the memory of float inputs.
+# Values. Their random numbers take eight times the memory of float inputs.
 _DRAWN_AT_ONCE: Final = 1 << 16
 _MAX_INTEGER: Final = 1 << 31  # larger ones are drawn from the values of the first row alone
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)

@@ -51,10 +51,10 @@ __all__ = [
 
 SIGNATURE_NAME: Final = "signature.dsse.json"
 PIPELINE: Final = "pipeline"
-"""The backend of packages of several models, and the critical feature of their format."""
+"""The backend of packages with several models, and the critical feature of their format."""
 
 MEMBER_ROLE: Final = "member"
-_STATISTICS: Final = "stats"  # GET /v2/models/stats, where a model of that name could not be asked for
+_STATISTICS: Final = "stats"  # GET /v2/models/stats would hide a model of this name
 
 
 def _read_pipeline(value: object, where: str, error: type[EdgekitError]) -> "Pipeline":
@@ -87,7 +87,7 @@ class Manifest(Record):
         ManifestError: A field has the wrong type or value, or two fields contradict each other.
     """
 
-    # First: a newer version may define every other field differently.
+    # First, because a newer version may define every other field differently.
     format: FormatInfo = field(default_factory=FormatInfo)
     name: str
     version: str

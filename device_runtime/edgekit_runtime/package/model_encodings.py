@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 DAMAGED: Final = (ValueError, IndexError, struct.error)
-"""What all functions here raise for bytes that are no such file."""
+"""The errors that this module raises for malformed files."""
 
 _MAX_VARINT_BITS: Final = 63
 _FIXED_SIZES: Final = {1: 8, 5: 4}

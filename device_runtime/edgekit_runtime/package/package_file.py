@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.encryption.opening import Decrypted
 
 Decrypt: TypeAlias = Callable[[Path, int], "Decrypted"]
-"""See `decrypt_file`; a service lets another process do it."""
+"""See `decrypt_file`. A service decrypts in another process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ DEFAULT_CROPS: Final = 16
 BOXES: Final = "boxes"
 ENSEMBLES: Final = ("mean", "vote")
 
-# Fields of answers, beside which the answers of stages stand.
+# Fields of an answer beside the answers of stages.
 _RESERVED: Final = frozenset(
     {SOURCE, "label", "index", "score", "box", "classes", "detections", "model_name", "model_version"}
     | {"times_ms"}

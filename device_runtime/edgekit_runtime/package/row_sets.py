@@ -19,9 +19,9 @@ from edgekit_runtime.tensors import Array
 
 Arrays: TypeAlias = Mapping[str, Array]
 
-# Whose square is finite.
+# Its square is finite.
 _LARGEST: Final = 1e100
-# Rows that are compared with one another at once. Larger sets are sorted first; then a missing row may take
+# Rows that are compared with one another at a time. Larger sets are sorted first. Then a missing row may take
 # another's counterpart in each further block.
 _BLOCK: Final = 1024
 

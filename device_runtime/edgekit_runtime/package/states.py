@@ -20,7 +20,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 MAX_STATES: Final = 256
-_OBJECT_BYTES: Final = 2048  # about, of Python's objects around the states of a sequence
+_OBJECT_BYTES: Final = 2048  # approximate size of Python's objects around a sequence's states
 
 
 @dataclass(frozen=True, slots=True)

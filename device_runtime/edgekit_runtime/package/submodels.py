@@ -20,7 +20,7 @@ from edgekit_runtime.tensors import MAX_DIMENSION, TensorSpec
 
 MAX_SUBMODELS: Final = 64
 HEAD_SUFFIX: Final = ".head"
-_MODEL_CHARS: Final = 30  # of a model's name in the name that its tail is served under
+_MODEL_CHARS: Final = 30  # of the model's name in the name of its tail
 _HASH_CHARS: Final = 12
 
 

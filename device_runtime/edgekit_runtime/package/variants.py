@@ -21,7 +21,7 @@ from edgekit_runtime.package.manifest_entries import (
 from edgekit_runtime.records import dataclass
 
 DEFAULT_VARIANT: Final = "default"
-MAX_VARIANTS: Final = 8  # beside the default; bounds what a tournament or a self-test of all takes
+MAX_VARIANTS: Final = 8  # beside the default, so that a tournament or all self-tests end soon
 
 
 @dataclass(frozen=True, slots=True)

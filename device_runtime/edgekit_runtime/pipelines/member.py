@@ -19,7 +19,7 @@ from edgekit_runtime.tasks.task import Decoded, Outputs, Task
 from edgekit_runtime.tensors import find_shapes
 
 MAX_BATCH: Final = 16
-"""Crops that run together; more gain nothing and take memory."""
+"""The most crops that run together. More would take memory and save no time."""
 
 _ALL_ENTRIES: Final[Mapping[str, JsonValue]] = {"top": MAX_ENTRIES, "min_score": 0}
 

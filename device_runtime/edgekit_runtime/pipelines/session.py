@@ -32,7 +32,7 @@ IMAGE: Final = TensorSpec("image", "uint8", (1, "height", "width", 3))
 SOUND: Final = TensorSpec("sound", "float32", (1, "samples"))
 ANSWER: Final = TensorSpec("answer_json", "uint8", ("bytes",))
 
-_SHOWN_CLASSES: Final = 5  # of an answer, as of `classification`
+_SHOWN_CLASSES: Final = 5  # in an answer, as in `classification`
 
 _Entry: TypeAlias = dict[str, Any]
 _Area: TypeAlias = tuple[int, int, int, int] | None

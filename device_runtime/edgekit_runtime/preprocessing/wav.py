@@ -24,7 +24,7 @@ _MAX_CHUNKS: Final = 1000
 _MAX_CHANNELS: Final = 64
 _MAX_AMPLITUDE: Final = 1 << 31  # some write whole numbers as floating-point ones
 _MIN_UNKNOWN_BYTES: Final = 0x7FFF_F000
-"""Sizes from here on are those of programs that write into a pipe: the sound lasts to the file's end."""
+"""Programs that write to a pipe state this size or more. The sound then lasts to the file's end."""
 
 
 class _Format(NamedTuple):

@@ -21,7 +21,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, MAX_DIMENSION, Array, TensorSpec
 
 ANSWER: Final = "answer"
-"""The output that holds the answer of a model's task, a JSON text, where the model has no such output."""
+"""The name of the output with the task's answer as JSON, unless the model has an output of this name."""
 _MAX_ID: Final = 256  # characters
 _MAX_CLASSES: Final = 1000
 _MAX_SEQUENCE_ID: Final = 128  # characters; of a number it has 64 bits

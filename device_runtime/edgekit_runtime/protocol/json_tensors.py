@@ -36,7 +36,7 @@ _JSON_KINDS: Final = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}
 
 Result = TypeVar("Result")
 Sliced: TypeAlias = Generator[None, None, Result]
-"""Work that yields about every 100 us, so that an event loop can do other work in between."""
+"""Work that yields about every 100 us, so that an event loop can do other work."""
 
 
 def finish(work: Sliced[Result]) -> Result:

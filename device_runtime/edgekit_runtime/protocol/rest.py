@@ -17,14 +17,14 @@ from edgekit_runtime.errors import (
 )
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
-"""The header that states how much of a body is JSON; binary data follow."""
+"""The header with the size of the JSON in a body. Binary data follow the JSON."""
 
 REPOSITORY_INDEX: Final = "/v2/repository/index"
 STREAMS: Final = "/v2/streams"
 FLEET_SETTINGS: Final = "/v2/fleet/settings"
 FLEET_LOG: Final = "/v2/fleet/log"
 SETTINGS_FILE: Final = "settings.json"
-"""Settings of the fleet: the agent writes them beside its journal, and the service follows them."""
+"""The fleet's settings. The agent writes this file beside its journal, and the service applies it."""
 SAMPLES: Final = "/v2/samples"
 _MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 

@@ -37,7 +37,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.records import dataclass
 
 SAMPLES_FILE: Final = "samples.json"
-"""In the agent's folder: the orders of the fleet, which the service follows."""
+"""The file in the agent's folder with the fleet's orders for the service."""
 
 TRIGGERS: Final[Mapping[str, str]] = {
     "uncertain": "the two best scores, or the score of a box and its complement, differ by at most the"
@@ -47,13 +47,13 @@ TRIGGERS: Final[Mapping[str, str]] = {
     "random": "drawn at random, at one rate for all requests: enough alone for unbiased estimates",
     "kept": "the application asked for it",
 }
-"""Kinds of triggers -> when they fit a request."""
+"""A dict from kinds of triggers to the requests that they draw."""
 
 MAX_ORDERS: Final = 16
 MAX_TRIGGERS: Final = 8
 MAX_SAMPLE_BYTES: Final = 16 << 20
 MAX_SEALED_BYTES: Final = MAX_SAMPLE_BYTES + (1 << 20)
-"""Of an input with its header, its answer, and what sealing adds."""
+"""The maximum size of a sealed sample with header and answer."""
 SAMPLE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 ORDER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 MAX_ANSWER_BYTES: Final = 512 << 10

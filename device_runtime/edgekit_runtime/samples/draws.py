@@ -24,7 +24,7 @@ from edgekit_runtime.protocol.samples import SampleOrder, SampleTrigger
 from edgekit_runtime.records import dataclass
 
 KEPT: Final = "kept"
-"""Kind of the trigger that applications pull, which draws nothing."""
+"""The kind of trigger that applications use. It draws no samples itself."""
 
 _DAY_S: Final = 86_400.0
 _MIN_CREDIT: Final = 4.0

@@ -40,7 +40,7 @@ class Observation:
 
 
 Judge: TypeAlias = Callable[[Observation, SampleTrigger], bool | None]
-"""Returns whether the trigger fits; None if this package does not let anybody tell."""
+"""Returns whether the trigger applies, or None if this package does not show it."""
 
 
 def _is_uncertain(observation: Observation, trigger: SampleTrigger) -> bool | None:
@@ -140,4 +140,4 @@ JUDGES: Final[Mapping[str, Judge]] = {
     "drift": _is_drifted,
     "random": lambda _observation, _trigger: True,
 }
-"""Kind -> its judge; applications pull the kind `kept` themselves."""
+"""A dict from kinds to judges, without `kept`, which applications use."""

@@ -28,7 +28,7 @@ from edgekit_runtime.system.own_process import count_cores
 from edgekit_runtime.system.paths import find_cache_folder
 
 MAX_RESULTS: Final = 256
-"""Of each kind, the newest."""
+"""The newest results of each kind are kept."""
 
 _PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo
 

@@ -13,7 +13,7 @@ from edgekit_runtime.errors import BackendError
 Options = TypeVar("Options")
 
 DECODE: Final = "decode"
-"""The option of any backend to decode inputs before the engine gets them, see `MediaSession`."""
+"""An option of any backend: decode inputs before the engine gets them. See `MediaSession`."""
 
 
 def read_options(

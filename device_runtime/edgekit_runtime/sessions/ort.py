@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 WRONG_REWRITES: Final = ("Pad_Fusion",)
-"""Rewrites of onnxruntime's optimiser that change a model's results, and are off in every session.
+"""Rewrites of onnxruntime's optimiser that change a model's results. They are disabled in every session.
 
-`Pad_Fusion` moves the zeros of a Pad into the MaxPool behind it, which pads with the smallest value instead:
-for negative inputs, onnxruntime 1.31.1 gives other results than ONNX. Packaging folds the Pad before a Conv
+`Pad_Fusion` moves the zeros of a Pad into the MaxPool after it, which pads with the smallest value instead.
+For negative inputs, onnxruntime 1.31.1 gives other results than ONNX. Packaging folds the Pad before a Conv
 if the model has no such MaxPool.
 """
 

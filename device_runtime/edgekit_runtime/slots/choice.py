@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
 
 Decide: TypeAlias = Callable[[ModelState], tuple[ModelState, tuple[Installed, ...]]]
-"""Takes a state, returns the next one and what may be opened, best first."""
+"""Takes a state, and returns the next state and the versions that can be opened, best first."""
 
 _PROVEN_FIRST: Final = {HEALTHY: 0, UNPROVEN: 1, REJECTED: 2}
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
 _MAX_STATE_BYTES: Final = 64 << 10
-_MAX_FOUND: Final = 16  # packages read to rebuild a state; two slots and what an interruption left are fewer
+_MAX_FOUND: Final = 16  # packages that are read to rebuild a state. Slots and interruptions leave fewer
 
 _logger = logging.getLogger(__name__)
 

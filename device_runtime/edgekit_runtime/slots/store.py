@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.manifest import Manifest
 
 _MODELS: Final = "models"
-_READS: Final = 3  # of a state that changes meanwhile
+_READS: Final = 3  # tries to read a state that changes meanwhile
 _AS_USUAL: Final = Permissions()
 
 _logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from edgekit_runtime.slots.state import (
 )
 
 MAX_BEGUN: Final = 3
-"""Starts without a confirmation after which a version is rejected."""
+"""The number of unconfirmed starts after which a version is rejected."""
 
 _Change: TypeAlias = Callable[[Installed], Installed]
 

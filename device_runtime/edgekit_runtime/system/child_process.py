@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Output: TypeAlias = Literal["drop", "keep", "log"]
-"""Handling of a child's standard output; with `log`, its standard error goes to ours too."""
+"""Use of a child's standard output. With `log`, both of its outputs go to our standard error."""
 
 _PARENT: Final = "EDGEKIT_PARENT"  # variable of a child with its parent's process id
 _ROOT: Final = Path("/")  # only root can put modules there
 _TRACER_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 _KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel, or have no processor to end on
-_POLL_S: Final = 0.05  # for kernels without descriptors of processes
+_POLL_S: Final = 0.05  # for kernels without process descriptors
 _NICENESS: Final = 5  # above ours: a third of the weight, so that it is slowed but not starved
 _OOM_SCORE: Final = 200  # as that of a worker
 _MAX_TAIL_BYTES: Final = 1 << 16

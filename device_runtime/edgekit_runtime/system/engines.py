@@ -21,8 +21,8 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.records import dataclass
 
 MAX_THREADS: Final = 256
-"""Most threads of one inference. A higher number is refused, not lowered: a package means the same on each
-machine. More threads help no device, and a few thousand fill the table of threads of all its programs."""
+"""The maximum threads of an inference. A higher number is refused, so that a package means the same
+everywhere. More threads are not faster, and a few thousand exhaust the system's limit."""
 ENTRY_POINT_GROUP: Final = "edgekit.backends"
 SettingsToTry = list[dict[str, JsonValue]]
 
@@ -145,7 +145,7 @@ class Engine:
 
 
 ENGINES: Final[dict[str, Engine]] = {}
-"""Name -> the record of a registered engine."""
+"""A dict from names to registered engines."""
 
 
 def register(engine: Engine) -> Engine:

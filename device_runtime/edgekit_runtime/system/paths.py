@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Final
 
 SYSTEM_FOLDER: Final = Path("/run/edgekit")
-"""The socket of the system's service."""
+"""The folder of the socket of the system's service."""
 
 SYSTEM_CACHE: Final = Path("/var/cache/edgekit")
-"""The caches of the system's service, as in its unit."""
+"""The cache folder of the system's service, as in its unit."""
 
 _SOCKET_NAME: Final = "edgekit.sock"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_WAITING: Final = 3
-"""Multiple of the planned time that a measurement may take, if the speed is not the usual one."""
+"""A measurement may take this multiple of the planned time if the processor's speed is unusual."""
 
 _STEPS: Final = 5_000  # steps of the fixed work: 0.1 to 0.25 ms
 _TIMES: Final = 3  # repetitions: at first the caches hold other data, above all after a reply

@@ -36,7 +36,7 @@ _MASKS: Final = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"), "*** key ***"),
     (re.compile(r"\b(?=[A-Za-z0-9+/_-]*[A-Z])(?=[A-Za-z0-9+/_-]*[a-z])[A-Za-z0-9+/_-]{40,}={0,2}"), "***"),
 )
-_MAX_KEY_LINES: Final = 120  # RSA with 8192 bits has 100; a begin without an end hides no more
+_MAX_KEY_LINES: Final = 120  # an RSA key of 8192 bits has 100. A begin without an end hides no more
 _KEY_BEGIN, _KEY_END = "-----BEGIN ", "-----END "
 
 

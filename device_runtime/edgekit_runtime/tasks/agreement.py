@@ -12,7 +12,7 @@ from edgekit_runtime.package.row_sets import compare_numbers
 from edgekit_runtime.tasks.boxes import find_overlaps
 from edgekit_runtime.tasks.task import Decoded
 
-_MIN_OVERLAP: Final = 0.5  # intersection over union at which two boxes are of one thing
+_MIN_OVERLAP: Final = 0.5  # intersection over union from which two boxes show one object
 _MAX_BOXES: Final = 100  # the best of each answer are compared
 
 

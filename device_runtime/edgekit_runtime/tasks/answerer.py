@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Media: TypeAlias = "Image.Image | Floats"
-"""A picture in RGB or grey, or amplitudes -1..1 [samples]."""
+"""An RGB or grey picture, or sound with amplitudes -1..1 [samples]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

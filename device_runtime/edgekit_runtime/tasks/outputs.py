@@ -11,7 +11,7 @@ from edgekit_runtime.tensors import Array, Floats
 
 ScoreKind: TypeAlias = Literal["probabilities", "softmax", "sigmoid"]
 MAX_ENTRIES = 1 << 16
-"""Most numbers or points in an answer."""
+"""The maximum number of values or points in an answer."""
 
 
 def read_output(

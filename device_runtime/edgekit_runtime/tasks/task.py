@@ -45,7 +45,7 @@ class Context:
 
 
 Decode: TypeAlias = Callable[[Outputs, Any, Context], Decoded]
-"""(outputs of one sample, each with the first axis 1; options; context) -> the answer."""
+"""Takes the outputs of one sample (first axis 1), options and context, and returns the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Task:
 
 
 TASKS: Final[dict[str, Task]] = {}
-"""Name -> record; `load_tasks` fills it."""
+"""A dict from names to tasks, filled by `load_tasks`."""
 
 
 def register(

@@ -8,7 +8,7 @@ from edgekit_runtime.errors import SignatureError, UnavailableError
 PUBLIC_KEY_SUFFIX: Final = ".pub.pem"
 
 KeysStamp: TypeAlias = "tuple[tuple[str, int, int, int, int], ...]"
-"""For each file: name, inode, size, and when content and inode changed last."""
+"""For each file: name, inode, size, and the last change times of content and inode."""
 
 
 def list_keys(folder: Path) -> list[Path]:

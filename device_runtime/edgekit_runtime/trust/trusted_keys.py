@@ -15,7 +15,7 @@ from edgekit_runtime.trust.trust_store import read_public_file, read_public_key
 _NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII
 )  # no dot, so that the suffixes stay unambiguous
-_SIGNING_SUFFIXES = (".pem", ".uri")  # of what the toolkit signs with under the same name
+_SIGNING_SUFFIXES = (".pem", ".uri")  # of the toolkit's signing keys of the same name
 
 
 @dataclass(frozen=True, slots=True)

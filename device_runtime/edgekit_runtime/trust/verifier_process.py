@@ -32,15 +32,15 @@ _MAX_GOOD: Final = 256  # envelopes
 _END_S: Final = 1.0  # for the exit code of a process that closed its channel
 
 _MODULE: Final = "edgekit_runtime.trust.verifier_process"
-_KEYS: Final = "keys"  # names the question about them
+_KEYS: Final = "keys"  # asks whether the keys can be read
 
 _BYTES_PER_S: Final = 10e6  # a small device without instructions for AES decrypts several times as many
 
 _Question: TypeAlias = "tuple[str, str, str] | tuple[str, int] | None"
-"""An envelope in base64, its predicate type and where it lies; or the path of an encrypted package and the
-most bytes that it may hold; None: can the keys be read?"""
+"""An envelope in base64, its predicate type and place, or the path and maximum size of an encrypted package,
+or None to ask whether the keys can be read."""
 _Answer: TypeAlias = "EdgekitError | Decrypted | None"
-"""The error to raise; the plaintext; None: yes."""
+"""The error to raise, the plaintext, or None for success."""
 
 
 class VerifyingProcess:

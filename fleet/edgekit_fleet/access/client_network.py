@@ -4,7 +4,7 @@ import ipaddress
 from typing import Final
 
 PEER: Final = "edgekit.peer"
-"""Key of a request's scope: the address that has connected, a proxy's perhaps."""
+"""The key in a request's scope for the address of the peer, which may be a proxy."""
 _PREFIX_BITS: Final = 64
 
 

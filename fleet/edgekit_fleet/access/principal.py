@@ -7,9 +7,16 @@ from typing import Final, Literal, get_args
 from edgekit_runtime.errors import RequestError
 
 Scope = Literal["read", "release", "rollout", "evidence", "device", "sample", "admin"]
-"""`read`: all but users, tokens and samples; `release`: make and withdraw releases; `rollout`: start and
-order rollouts; `evidence`: add evidence to a rollout that has declared a gate for it; `device`: invite, tag
-and revoke devices; `sample`: order, see and delete samples; `admin`: users, tokens, webhooks."""
+"""What a principal may do.
+
+`read`: See everything except users, tokens and samples.
+`release`: Create and withdraw releases.
+`rollout`: Start rollouts and give orders to them.
+`evidence`: Add evidence to a rollout that has declared a gate for it.
+`device`: Invite, tag and revoke devices.
+`sample`: Order, see and delete samples.
+`admin`: Manage users, tokens and webhooks.
+"""
 
 Role = Literal["viewer", "operator", "admin"]
 

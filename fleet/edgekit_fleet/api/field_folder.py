@@ -44,7 +44,7 @@ _SUFFIXES: Final = {
 _BY_APPLICATION: Final = ("kept",)
 _MAX_PIXELS: Final = 89_000_000
 _MAX_LABEL: Final = 128
-_FORMULA: Final = ("=", "+", "-", "@")  # with which a spreadsheet would compute
+_FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet takes a cell that begins so for a formula
 
 
 def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple[int, list[str]]:

@@ -26,7 +26,7 @@ _ABSENT_S: Final = 1.0  # a message that has not come after this time counts as 
 _SHARED: Final = 20
 
 ContextOf = Callable[[str], ssl.SSLContext | None]
-"""Name of a client -> TLS context with its certificate."""
+"""Takes the name of a client and returns a TLS context with the client's certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from edgekit_runtime.protocol.samples import TRIGGERS
 
 SECTION: Final = Section("Samples", "/samples", 55)
 _PAGE: Final = 24
-_SHOWN_S: Final = 3600.0  # for which pictures of a page that is in the audit log need no further entry
+_SHOWN_S: Final = 3600.0  # after an entry in the audit log, pictures of its page need no entry for this time
 _MAX_SHOWN: Final = 10_000
 _FIELDS: Final = ("model", "device", "trigger", "order")
 _MAX_FIELD: Final = 128

@@ -37,10 +37,11 @@ from edgekit_runtime.errors import ConfigError, SignatureError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 
 MANAGER: Final = "edgekit-manager"
-"""Common name of the manager's certificate: its user name at the broker. No device gets it."""
+"""The common name of the manager's certificate, and its user name at the broker. No device gets this name."""
 
 TLS_1_2_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""What broker and web server accept below TLS 1.3: forward secrecy and authenticated encryption only."""
+"""The ciphers that broker and web server accept below TLS 1.3. All offer forward secrecy and authenticated
+encryption."""
 
 _LOCAL_NAMES: Final = ("127.0.0.1", "::1", "localhost")
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)

@@ -68,9 +68,10 @@ _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
 
 Decide = Callable[[Session, float], bool]
-"""Reads answers in the store and writes wanted models of some devices; returns whether more devices follow.
+"""Reads the answers of devices in the store, and writes the wanted models of some devices.
 
-Called twice a second, and at once after an order or an ended execution.
+Returns whether more devices follow. The loop calls it twice a second, and immediately after an order or the
+end of an execution.
 """
 
 

@@ -11,7 +11,8 @@ from edgekit_runtime.agent.fleet_orders import unpack_lines
 from edgekit_runtime.system.shown_text import clean_line
 
 MAX_TEXT_BYTES: Final = 512 << 10
-"""1,000 lines of 500 characters; a deflated text may say anything of its size."""
+"""The maximum size of the text after decompression, for 1,000 lines of 500 characters. A compressed text can
+claim any size."""
 
 
 def keep_logs(session: Session, logs: Logs, now: float) -> None:

@@ -16,7 +16,7 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import AuditRow
 
 EXPIRY_ALARM: Final = "alarm.expiry"
-"""Action of the entries of the audit log."""
+"""The action of entries in the audit log that warn of an expiry."""
 _DAY_S: Final = 86_400.0
 _NOTICE_S: Final = 60 * _DAY_S
 _AUTHORITY_NOTICE_S: Final = 365 * _DAY_S

@@ -104,9 +104,9 @@ class KnownDevice:
     events: list[float] = field(default_factory=list)
     is_late: bool = False  # a document had a lower number than one before, or was dropped
     attributes_hash: int = 0
-    paid_until: float = 0.0  # monotonic; each message pays for a time
+    paid_until: float = 0.0  # monotonic time up to which the messages have used the allowed rate
     day: int = 0
-    entries: int = 0  # in the audit log, of this day
+    entries: int = 0  # number of entries in the audit log on this day
     instances: dict[str, tuple[int, str]] = field(default_factory=dict)
     notice: str = ""  # see `Desired`
     notice_ends_at: float = 0.0

@@ -31,9 +31,9 @@ from edgekit_runtime.encryption.key_wrapping import wrap_key
 
 _LEAST_RECONNECT_S: Final = 5.0
 _DEVICES_A_SECOND: Final = 250.0  # reconnects over TLS that one core of the broker handles
-_PARTS: Final = ("streams", "settings", "logs")  # columns of a device that its document has as they are
+_PARTS: Final = ("streams", "settings", "logs")  # columns of a device that are copied into its document
 _MOST_AT_ONCE: Final = 900  # documents of one turn
-_KEY_ID: Final = re.compile(r'"key_id": ?"(\w+)"')  # not within a text, whose quotes have backslashes
+_KEY_ID: Final = re.compile(r'"key_id": ?"(\w+)"')  # no match within a string, whose quotes are escaped
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from edgekit_runtime.errors import ConfigError, OutputError, PackageError
 _REFRESH_S: Final = 600.0
 _CLEAN_S: Final = 86_400.0
 _FIGURES_S: Final = 3600.0
-_DEVICES_AT_ONCE: Final = 200  # whose old figures are deleted in one upkeep
+_DEVICES_AT_ONCE: Final = 200  # devices whose old figures are deleted in one upkeep
 _log = logging.getLogger(__name__)
 
 

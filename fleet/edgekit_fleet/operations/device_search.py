@@ -13,7 +13,7 @@ from edgekit_fleet.rollouts.selector_sql import Lookup, compile_selector, count_
 from edgekit_fleet.store.tables import DeviceRow
 
 ATTENTION: Final = ("faulty", "diverged", "stale", "working", "new", "converged", "revoked")
-"""Statuses; those that need a person come first."""
+"""The statuses of devices. Those that need a person come first."""
 SILENT_S: Final = 7 * 86_400.0
 EXPIRING_S: Final = 30 * 86_400.0
 

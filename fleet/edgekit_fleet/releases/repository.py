@@ -63,11 +63,11 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, make_fold
 ONLINE_ROLES: Final = ("targets", "snapshot", "timestamp")
 _CLASS_ROLE: Final = "class-"
 _DAY_S: Final = 86_400.0
-_GRACE_S: Final = _DAY_S  # in which a download ends that began before its file was withdrawn
+_GRACE_S: Final = _DAY_S  # time for downloads that began before their file was withdrawn
 _REMOVABLE: Final = re.compile(
     r"metadata/\d+\.(snapshot|targets|class-[^/]+)\.json|targets/[^/]+/[0-9a-f]{64}\.[^/]+"
 )
-"""Names of files that `remove_unused` may delete: metadata but the root and the timestamp, and targets."""
+"""The names of files that `remove_unused` may delete: targets, and metadata except root and timestamp."""
 
 Signed = TypeVar("Signed", Root, Targets, Snapshot, Timestamp)
 

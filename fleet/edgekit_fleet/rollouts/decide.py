@@ -26,23 +26,25 @@ from edgekit_fleet.rollouts.gates import Judgement, judge_samples
 from edgekit_fleet.rollouts.progress import TRANSIENT_CODES, Decision, Member, Progress, RolloutSettings
 
 EXPOSED_STATES: Final = ("started", "succeeded", "failed", "refused", "superseded")
-"""States of devices that were told to run the release, whether they do or not: an abort takes them back.
+"""States of devices that were told to run the release, even if they do not run it. An abort takes them back.
 
-A device that has several models may have some of them where one was refused.
+A device with several models can run some of them although one was refused.
 """
 _MOST_RETURNS: Final = 3
-"""How often a device is told to go back, if that fails."""
+"""How often a device is told to return to its old version if that fails."""
 _RETURN_PAUSE_S: Final = 60.0
 _RETURN_PATIENCE_S: Final = 3600.0
-"""A device that does not answer for so long counts as offline; it goes back once it is online again."""
+"""A device that does not answer for this time counts as offline. It returns when it is online again."""
 _QUORUM: Final = 0.9
-"""Share of the started devices, without the silent ones, that must be judged before more are started."""
+"""The share of the started devices that must be judged before more are started. Silent devices do not
+count."""
 _LEANING: Final = 0.1
-"""From this share of the way to a stop, the evidence leans against the release."""
+"""If the evidence reaches this share of what a stop needs, it leans against the release."""
 _MOST_SUSPECTED: Final = 30
-"""The most devices that get a release against which the evidence leans; a larger minimum holds."""
+"""The most devices that get a release while the evidence leans against it, unless the rollout's minimum is
+larger."""
 _SMALL_FLEET: Final = 10
-"""In fleets of at most this size, a release against which the evidence leans passes no wave."""
+"""In a rollout to at most this many devices, no wave passes while the evidence leans against the release."""
 
 
 def decide(progress: Progress, now: float) -> Decision | None:

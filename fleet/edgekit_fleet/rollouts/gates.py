@@ -36,7 +36,8 @@ from edgekit_runtime.agent.documents import ModelFigures
 
 _MIN_CONTROLS: Final = 5
 _MIN_DEVICES_FOR_TEST: Final = 5
-"""With fewer devices no test can decide; then a mean of more than twice its limit is a doubt for a person."""
+"""With fewer devices no test can decide. A mean above twice its limit is then a doubt that a person
+resolves."""
 _DOUBT: Final = 0.5
 _STAGE_SHARES: Final = (0.5, 0.25, 0.125, 0.125)  # share of each stage in the alpha of a figure
 _STAGE_FACTOR: Final = 10  # calls of a stage over those of the one before

@@ -27,14 +27,14 @@ _HOUR_S: Final = 3600.0
 _MOST_CONTROLS: Final = 12
 _MOST_REPORTS: Final = 200
 _DAY_S: Final = 86_400.0
-"""Age in seconds of figures that are too old to tell the time of a switch."""
+"""The age in seconds from which figures are too old to show when a device switched."""
 _HOURS_BEFORE: Final = 4
-"""Hours with calls that are read of the version before: enough, and few rows."""
+"""How many hourly figures of the previous version are read at most. More are not needed."""
 _APART_S: Final = 60.0
 _LEAST_BEFORE: Final = 20
-"""Checked answers of the version before from which its share of NaN counts as known."""
+"""The number of checked answers from which the previous version's share of NaN answers counts as known."""
 _MOST_NOT_FINITE: Final = 0.01
-"""Share of answers with NaN that is allowed if that share is unknown."""
+"""The share of NaN answers that is allowed while the previous version's share is unknown."""
 _ALPHA: Final = 0.01
 _ROWS_BEFORE: Final = 48
 # Built once, and without row objects: it runs for each device, and building it takes longer than running it.

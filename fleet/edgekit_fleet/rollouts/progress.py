@@ -193,15 +193,15 @@ Entry: TypeAlias = (
 )
 
 TRANSIENT_CODES: Final = frozenset(("timeout", "load", "internal"))
-"""Transient failures: not done in time, the service did not serve it, the process of a step was killed.
+"""Codes of transient failures: a time limit, a service that does not serve the version, or a killed step.
 
-A device repeats a download that breaks by itself, until the time of its execution is over.
+After a broken download, the device itself tries again until the time of its execution is over.
 """
 
 UNTRIED_CODES: Final = frozenset(
     ("disk-full", "memory", "budget", "battery", "pinned", "older", "window", "clock")
 )
-"""Reasons of a device for which it has not tried the release: they say nothing about it."""
+"""The reasons why a device has not tried the release. They say nothing about the release."""
 
 _KINDS: Final[dict[str, type[Any]]] = {
     "started": StartEntry,

@@ -56,7 +56,7 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError
 
 OPEN_STATES: Final = ("running", "paused", "returning")
-"""States of rollouts that still decide; devices of one that is `returning` are on their way back."""
+"""The states of rollouts that still decide. In `returning`, devices are returning to their old version."""
 LOG_ACTION: Final = "rollout.log"
 _JOIN_S: Final = 10.0
 _DEVICES_PER_S: Final = 2000
@@ -109,7 +109,7 @@ class _RolloutMemory:
     has_news: bool = True
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
     backlog: dict[str, None] = field(default_factory=dict)
-    """Devices of logged decisions whose documents are not written yet, in their order."""
+    """The devices of logged decisions whose documents are not written yet, in the order of the decisions."""
     figures: FigureCache = field(default_factory=FigureCache)
 
     def note_entry(self, number: int) -> None:

@@ -43,13 +43,13 @@ from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 _WITHOUT_INDEX: Final["custom_op[str]"] = custom_op("+")
 
 Lookup: TypeAlias = Literal["names", "list", "index"]
-"""How SQLite looks attributes up; PostgreSQL chooses by itself.
+"""How SQLite looks up attributes. PostgreSQL chooses its own way.
 
-`names`: it may begin with the matching devices and look each up by name; best where few match.
-`list`: it goes through the devices by their index, and looks each up in a list of those with the attribute;
-best to count them.
-`index`: as `list`, but a name and a single value are looked up in the index of attributes; best where a list
-would be long, and few devices are read.
+`names`: SQLite can begin with the matching devices, and looks up each by name. Best if few devices match.
+`list`: SQLite goes through the devices by their index, and looks up each in a list of the devices with the
+attribute. Best to count devices.
+`index`: As `list`, but a name and a single value are looked up in the index of attributes. Best if a list
+would be long and few devices are read.
 """
 
 

@@ -15,7 +15,7 @@ from edgekit_fleet.rollouts.progress import Action
 
 Verdict: TypeAlias = Literal["pass", "stop", "undecided"]
 VERDICT_ACTION: Final = "rollout.verdict"
-"""Action of the entry in the audit log, and type of the message to webhooks."""
+"""The action of a verdict in the audit log, and the type of its message to webhooks."""
 VERDICTS: Final[dict[Action, Verdict]] = {"succeed": "pass", "abort": "stop", "pause": "undecided"}
 _OF_STATES: Final[dict[str, Verdict]] = {"succeeded": "pass", "aborted": "stop"}
 

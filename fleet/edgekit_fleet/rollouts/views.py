@@ -153,7 +153,7 @@ _SITUATION: Final = (
     DeviceRow.target,
     DeviceRow.revoked_at.is_not(None),
     DeviceRow.decryption_key != "",
-    # As text: few differ among many devices, and only those are parsed.
+    # Read as text, because few texts differ among many devices, and only those are parsed.
     cast(DeviceRow.pinned, String),
     DeviceRow.reported["models"].as_string(),
     *map(_read_fact, _FACTS),

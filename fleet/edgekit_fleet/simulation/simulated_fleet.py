@@ -29,7 +29,7 @@ _PING_S: Final = 300.0
 _END_S: Final = 10.0
 _CONNECTS_A_SECOND: Final = 250.0  # as the manager spreads reconnects
 _POLL_S: Final = 0.05
-_SHARE_OF_TURN_S: Final = 0.005  # of the loop, for what devices compute
+_SHARE_OF_TURN_S: Final = 0.005  # per turn of the loop, for the work of devices
 
 
 class SimulatedFleet:

@@ -12,9 +12,9 @@ from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.tables import AttributeRow, DeviceRow, SampleOrderRow
 
 CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
-"""Facts that change with nearly every report: nobody can search for them."""
+"""Facts that change with nearly every report. They cannot be searched for."""
 MODEL: Final = "model:"
-"""Prefix of a model's name; the value is the version that runs."""
+"""The prefix of the attribute of a model. Its value is the version that runs."""
 _MOST: Final = 256  # attributes that a device states; a report has room for thousands
 _BATCH: Final = 500  # devices; a statement may have 999 parameters
 

@@ -46,7 +46,7 @@ from edgekit_runtime.errors import ConfigError, OutputError
 _BUSY_S: Final = 10.0  # the command line and the manager write to the same file
 _CACHE_KIB: Final = 16 << 10
 _UNREACHABLE: Final = (OperationalError, InterfaceError, InternalError)
-"""Errors of a database that is locked, full, gone or read-only; it may be available again soon."""
+"""Errors of a database that is locked, full, gone or read-only. It may be available again soon."""
 
 _POSTGRESQL: Final[Mapping[str, str | int]] = {
     "connect_timeout": 5,  # seconds, for each host of a URL

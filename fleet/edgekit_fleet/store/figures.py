@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.store.tables import FigureRow
 
 KEPT_HOURS: Final = 7 * 24
-"""Gates compare figures of at most two days; the page of model health shows one."""
+"""How long figures are kept, in hours. Gates compare at most two days, and the page of model health shows one
+day."""
 _HOUR_S: Final = 3600.0
 
 

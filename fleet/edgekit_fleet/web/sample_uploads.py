@@ -35,7 +35,7 @@ from edgekit_runtime.protocol.samples import MAX_SEALED_BYTES, SAMPLE_ID, TRIGGE
 from edgekit_runtime.system.atomic_files import DISK, make_folders
 
 CERTIFICATE: Final = "certificate"
-"""In the state of a request: the certificate of the client in DER, which TLS has verified, or None."""
+"""The key in a request's state for the client's certificate in DER, which TLS has verified, or None."""
 
 FLOOD: Final = "alarm.sample-flood"
 POISON: Final = "alarm.sample-refused"
@@ -46,7 +46,7 @@ _DAY_S: Final = 86_400.0
 _LATE_S: Final = 7 * _DAY_S  # after the end of an order: devices still send what waits
 _TOLERANCE: Final = 1.05
 _BURST: Final = 10
-_COUNT_S: Final = 60.0  # for which the sum of all samples is not read again
+_COUNT_S: Final = 60.0  # after this time the sum of all samples is read again
 _log = logging.getLogger(__name__)
 
 

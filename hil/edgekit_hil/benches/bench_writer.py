@@ -12,9 +12,9 @@ from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.atomic_files import write_atomically
 
 SENSORS: Final = "sensors"
-"""The device's own meter."""
+"""Stands for the device's own meter."""
 METER_COMMAND: Final = "command:"
-"""Begin of a meter that a command of this machine reads."""
+"""The prefix of a meter that a command on this machine reads."""
 
 _USB: Final = "usb"
 _SWITCH_DELAY_S: Final = 5.0  # capacitors keep a board running for a moment

@@ -34,7 +34,7 @@ print(*sys.version_info[:2])
 if sys.version_info >= {OLDEST_PYTHON}:
     exec(sys.argv[1])
 """
-# Prints the folder of all tests, after the programs have ended that a killed run has left there.
+# Ends the programs that a killed run has left, and prints the folder of all tests.
 _HOME: Final = """
 mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && home=$(pwd -P) && cd / &&
 left=$(find /proc -maxdepth 2 -path "/proc/[0-9]*/cwd" -lname "$home/*" 2>/dev/null | cut -d / -f 3)

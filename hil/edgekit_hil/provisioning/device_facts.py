@@ -11,7 +11,7 @@ MACHINES: Final = ("aarch64", "x86_64")
 """Architectures for which all packages have wheels."""
 
 OLDEST_PYTHON: Final = (3, 10)
-_NEWEST: Final = (3, 13)  # for which all packages have wheels
+_NEWEST: Final = (3, 13)  # newest Python for which all packages have wheels
 _TEXTS: Final = tuple("machine system model libc rights release previous service agent device models".split())
 _KIB: Final = 1024
 _PRIVATE: Final = tuple(f"/{name}/" for name in ("home", "root"))  # the service cannot read there

@@ -18,7 +18,7 @@ from edgekit_runtime.system.paths import find_config_folder
 
 TOOLKIT: Final = "edgekit_cli"
 OPEN_LIMIT_S: Final = 900.0
-"""Seconds to open a package: TensorRT builds its engine then."""
+"""The time limit for opening a package, in seconds. TensorRT builds its engine in this time."""
 ENGINE_PACKAGES: Final = {
     engine.name: engine.installation.distributions for engine in list_registered() if engine.file_format
 }

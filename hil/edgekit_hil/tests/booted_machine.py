@@ -19,7 +19,8 @@ from edgekit_runtime.errors import BenchError
 MODEL: Final = "digits_cnn"
 FIRST, SECOND = "1.0.0", "1.1.0"  # of one model, but each may be quantized in its own way
 MOST_RESTART_S: Final = 10.0
-"""Seconds until systemd has restarted the service: the unit says 100 ms, and the machine is emulated."""
+"""The time in which systemd must restart the service, in seconds. The unit says 100 ms, but the machine is
+emulated."""
 
 _SERVING: Final = "serving"
 _NEAR: Final = 0.2  # between the outputs of two quantized forms of the model, which are about -3 to 1
@@ -56,7 +57,7 @@ _INSTALL: Final = (
     f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg;"
     " echo $? >/srv/installed; sync'"
 )
-"""Begins an installation of the second version; its exit code is on the disk after its end."""
+"""Starts an installation of the second version, and writes its exit code to the disk when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ class ServiceMachine:
 
 
 Event = Callable[[ServiceMachine, random.Random], Expectation]
-"""Event: acts on the machine, and returns what is expected afterwards."""
+"""Acts on the machine and returns what is expected afterwards."""
 
 
 def kill(machine: ServiceMachine, _: random.Random) -> Expectation:
@@ -354,7 +355,7 @@ UPDATE_EVENTS: Final[Mapping[str, Callable[[ServiceMachine], None]]] = {
     "power cut in an update by a fleet": ServiceMachine.cut_power,
     "reboot in an update by a fleet": ServiceMachine.reboot,
 }
-"""How the machine goes down in an `InterruptedUpdate`, by the name of the event."""
+"""A dict from names of events to functions that bring the machine down in an `InterruptedUpdate`."""
 _ENDS_SERVICE: Final = {"kill -9", "service hangs", "out of memory: the service"}
 
 

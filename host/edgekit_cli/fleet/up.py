@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
 _SWITCH_S = 0.0005
-"""Seconds for which a thread holds the interpreter while others wait for it."""
+"""The time that a thread holds the interpreter while others wait for it, in seconds."""
 _OBJECTS_A_COLLECTION = 20_000
 _OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key", "trusted_proxies"} | {
     f"sign_on_{part}" for part in ("proxies", "headers", "roles", "secret")

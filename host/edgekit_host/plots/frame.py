@@ -13,7 +13,7 @@ from edgekit_host.markup import Markup, el
 from edgekit_host.plots.axes import Axis
 
 Ticks: TypeAlias = Iterable[tuple[float, str]]
-"""Value and text of each tick."""
+"""The value and text of each tick."""
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str) -> Markup:

@@ -57,14 +57,14 @@ from edgekit_runtime.package.canonical_zip import read_members
 from edgekit_runtime.package.golden import draw_bytes
 
 WORTH: Final = 0.8
-"""A coded file or delta that is larger than this share of the package is not offered."""
+"""A coded file or delta is offered only if its size is below this share of the package's size."""
 WORDS_END: Final = bytes(range(0xC0, 0xE0))
-"""Follows the words: their packed bytes end somewhere in it, so they are the same whatever comes then."""
+"""Bytes after the words. The packed words end within them, so they do not depend on what follows."""
 _GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many bytes
 _RUN_BYTES: Final = 5
 _LEAST_TENSOR_BYTES: Final = 16
 _CODES_FACTORS: Final = (1.0, 0.8, math.inf)  # of the estimated size of codes; all are tried
-_TRIED_PACKAGE_BYTES: Final = 1 << 18  # of a larger package only the first one is: others save 0.1 %
+_TRIED_PACKAGE_BYTES: Final = 1 << 18  # if larger, only the first factor is tried. Others save 0.1 %
 _QUICK_BYTES: Final = 64 << 10  # of a stream that is packed with all models
 _TRIMMED_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 8 << 10
@@ -93,7 +93,7 @@ class _Run:
     base: int
     begin: int
     length: int
-    multipliers: NDArray[np.int32] | None = field(default=None, compare=False)  # follow from the rest
+    multipliers: NDArray[np.int32] | None = field(default=None, compare=False)  # computed from other fields
     step: int = 0
     is_coded: bool = False
 

@@ -22,7 +22,7 @@ from edgekit_runtime.codecs.rans import (
 )
 
 _FEW_LANES: Final = 16
-"""Up to so many, numbers of Python are faster than arrays of numpy."""
+"""Up to this number of lanes, Python's numbers are faster than arrays of numpy."""
 
 
 def encode(content: NDArray[np.uint8]) -> bytes:

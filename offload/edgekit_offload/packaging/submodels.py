@@ -35,7 +35,7 @@ from edgekit_toolkit.samples.generated import Feeds
 OFFLOAD: Final = "offload"
 _FOLDER: Final = "submodels"
 _MODEL: Final = "model.onnx"
-_ENGINE: Final = "ort"  # submodels run in
+_ENGINE: Final = "ort"  # the engine of submodels
 # If another processor rounds differently, the end of a group's range moves, and its codes by 16 and one more:
 # see `coding.py`. For two 4-bit codes in a byte, one more is 17.
 _GROUP_ATOL: Final = 17.0

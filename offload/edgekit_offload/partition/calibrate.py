@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgekit_offload.partition.coding import Lattice
 
 SOUND: Final = Lattice(np.array([2.0**-15]), np.array([0.0]), -32768, 32767, is_grid=False, is_exact=False)
-"""16-bit samples of sound in -1..1; other values are rounded to these."""
+"""The lattice of 16-bit sound samples in -1..1. Other values are rounded to it."""
 _TOLERANCE: Final = 0.02  # share of a step: error of a preprocessing's roundings in float32
 _MAX_DIVISOR: Final = 8  # all codes in the samples may be multiples of a few steps apart
 _BYTE: Final = 255

@@ -19,9 +19,11 @@ from edgekit_runtime.offload.offload_plan import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 LOSSY_SAMPLES: Final = 100
-"""Samples for an estimate of a coding's loss: most draws of 16 show none of a loss of 0.15 %."""
+"""The number of samples to estimate the loss of a coding. If 0.15 % of answers change, most draws of 16
+samples show no change."""
 _INT8_SAMPLES: Final = 16
-"""The same for int8, which lost at most a fifth of the usual limit (docs/benchmarks/offload.md)."""
+"""The number of samples for int8, which lost at most a fifth of the usual limit
+(docs/benchmarks/offload.md)."""
 # Logits and pooled features: near ties are frequent, no average over positions hides the rounding, and twice
 # the bytes are still within three packets.
 _SMALL_VALUES: Final = 2048
@@ -67,9 +69,9 @@ CUT_CODINGS: Final[dict[str, CutCoding]] = {
     "int4": CutCoding(bits=4, group=32, min_samples=LOSSY_SAMPLES, max_cuts=2),
 }
 REPLY_CODING: Final = "int8"
-"""How outputs come back from the server, where cuts are coded: in 8 bits at least."""
+"""The coding of the server's replies if cuts are coded. It has 8 bits even if a cut has fewer."""
 EXACT_UPLOADS: Final = frozenset({"raw", "uint8", "delta"})
-"""Codings of uploads that restore the samples, unless a tensor says how it is rounded."""
+"""The codings that restore uploaded samples exactly, unless the tensor states how it is rounded."""
 _WIDE_LEVELS: Final = 65535
 # Ends of a group's range in 255ths of the sample's span changed 5 answers of 128 where one channel spans 130
 # and most span 9; in 65535ths they change 1. Least width of the range, in 65535ths: if another processor
@@ -128,7 +130,8 @@ class Lattice:
 
 
 INTEGERS: Final = Lattice(np.array([1.0]), np.array([0.0]), 0, 0)
-"""For integer tensors: values are codes, any value is allowed; differences and their sums wrap around."""
+"""The lattice of integer tensors. The values are the codes, and any value is allowed. Differences and their
+sums wrap around."""
 INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnx
 
-# Their outputs hold values of a data input as they are: all of them, a part, or beside others.
+# Operators whose outputs hold unchanged values of a data input: all values, some, or values beside others.
 _MOVES: Final = frozenset(
     """
     Identity Dropout Transpose Reshape Flatten Squeeze Unsqueeze Expand Tile Slice Split Gather Pad
@@ -22,7 +22,7 @@ _RECODES: Final = frozenset(
 _ARITHMETIC: Final = frozenset(  # with constants
     {"Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "BatchNormalization"}
 )
-_SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no value
+_SHAPES: Final = frozenset({"Shape", "Size"})  # their outputs depend on no values
 
 
 def find_forms(graph: onnx.GraphProto, tensors: Iterable[str]) -> frozenset[str]:

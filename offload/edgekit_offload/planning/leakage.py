@@ -23,7 +23,8 @@ MAX_FEATURES: Final = 16_384  # sent values; more are added up in random groups,
 MAX_DB: Final = 100.0  # counts as rebuilt exactly
 LEAST_SAMPLES: Final = 20
 LEAST_FOR_LIMIT: Final = 1000
-"""Samples for a limit on leakage: with fewer, the attacker learns too little, and leaks pass the limit."""
+"""The minimum number of samples for a limit on leakage. With fewer samples the attacker learns too little,
+and plans that leak would pass."""
 _MATCH_SAMPLES: Final = 256  # used to find the sent value most like a wanted one; the fit uses all
 _STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, in shares of the mean variance
 _HELD_OUT_SHARE: Final = 0.2

@@ -14,7 +14,7 @@ from edgekit_runtime.offload.offload_plan import OffloadPlan
 Label: TypeAlias = Literal["measured", "emulated", "modelled"]
 Kind: TypeAlias = Literal["local", "upload", "cut", "cascade"]
 NEVER: Final = 1e15
-"""A score that stands for infinity in JSON: a limit is exceeded."""
+"""The score of a plan that exceeds a limit. It stands for infinity, which JSON does not have."""
 _Figure: TypeAlias = Annotated[float, Range(0, 1e15)]
 
 

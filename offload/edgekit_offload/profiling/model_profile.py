@@ -18,7 +18,7 @@ from edgekit_runtime.offload.measurement.request_cost import RequestCost
 from edgekit_runtime.system.atomic_files import write_text_atomically
 
 WHOLE_MODEL_ONLY: Final = "whole-model candidates only"
-"""Text of every message about a model that cannot be split; the planner and the user recognise it."""
+"""The end of every message about a model that cannot be split."""
 
 Label: TypeAlias = Literal["measured", "emulated"]
 _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]

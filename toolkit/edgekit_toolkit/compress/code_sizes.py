@@ -23,7 +23,7 @@ MAX_STRENGTH: Final = 10.0
 _HALVINGS: Final = 14
 # Step at which the noise of a layer is measured, as a share of the root mean square of its weights.
 _PROBE_STEP: Final = 0.25
-# Where a layer's noise was not seen, and against steps that leave nothing of a layer.
+# Used if a layer's noise was not measured, and to prevent steps that leave nothing of a layer.
 _LEAST_NOISE: Final = 1e-10
 _MAX_STEP: Final = 3.0
 # The own steps of rows are quarters of a power of two: few values, which take few bits.

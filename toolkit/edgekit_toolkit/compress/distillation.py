@@ -38,10 +38,10 @@ from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
 BATCH: Final = 32
-"""Samples of a step."""
+"""The number of samples in a training step."""
 WORK: Final = 14
-"""Work of a step for each of its samples, in inferences, as DS-CNN and ResNet8 take it (13 to 14): the model
-runs forward and twice back, without weights that the engine laid out before."""
+"""The work of a training step per sample, in inferences, which is 13 to 14 for DS-CNN and ResNet8. The model
+runs forward once and backward twice, with weights that the engine has not laid out in advance."""
 
 Array = NDArray[np.float32]
 Weights = Mapping[str, Array]
@@ -49,10 +49,10 @@ Weights = Mapping[str, Array]
 _HELD_BACK: Final = 0.2
 # Of 28 samples of a person detector 6 were held back: their noise halved while its score fell.
 _MIN_SAMPLES: Final = 50
-_MIXES: Final = 32  # for each sample
+_MIXES: Final = 32  # mixes of each training sample
 SAMPLE_RUNS: Final = 1 + _MIXES
-"""Inferences for each sample beside the steps, at most: of the float model, on its mixes too; those held back
-have no mixes, and three of the student."""
+"""The maximum number of inferences per sample beside the training steps. The float model runs on a training
+sample and its mixes. A sample that is held back has no mixes, and the student runs on it three times."""
 _RATE: Final = 2e-3  # of a step, as a share of the weights' root mean square
 _LEAST_SIZE: Final = 1e-3  # of weights, for biases near 0
 _WARM_UP: Final = 0.1  # of the steps: the first ones of Adam are as long as the rate allows, in every weight

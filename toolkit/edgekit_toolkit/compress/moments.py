@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from edgekit_toolkit.compress.rounding import damp
 from edgekit_toolkit.onnx_graph.layers import Floats
 
-# Where there are few patches for the columns (behind a global pooling there is one a sample), the moment is
-# drawn to its diagonal, and not at all with 8 patches a column.
+# If there are few patches per column, the moment is pulled towards its diagonal. After a global pooling there
+# is one patch per sample. With 8 patches per column the moment stays as it is.
 _PATCHES_EACH: Final = 2.0
 _LEAST_SHRINK: Final = 0.25
-# How strongly least squares hold a row to its own weights.
+# How strongly the least-squares fit pulls a row towards its own weights.
 _RIDGE: Final = 0.05
 _MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 

@@ -40,13 +40,13 @@ from edgekit_toolkit.passes.dead_channels import SlicedModel
 from edgekit_toolkit.samples.generated import Feeds
 
 PRUNED_SHARES: Final = (0.10, 0.25, 0.40)
-"""Shares of the multiply-adds that pruned candidates save."""
+"""The shares of the multiply-adds that the pruned candidates save."""
 MAX_MULTIPLE: Final = 16
-"""Of how many channels a group keeps a multiple at most; see `prune`."""
+"""A group keeps a multiple of at most this number of channels. See `prune`."""
 _MIN_CHANNELS: Final = 8
-_MIN_SHARE: Final = 1 / 8  # of a group's channels stays
+_MIN_SHARE: Final = 1 / 8  # share of a group's channels that stays
 _MIN_PATCHES: Final = 2  # for each column
-_STEPS: Final = 64  # in which a group's order is found: few channels alone, many some at a time
+_STEPS: Final = 64  # steps to rank a group's channels. A large group ranks several per step
 _POINTS: Final = 8  # numbers of channels at which the noise of a group is measured
 
 

@@ -24,9 +24,10 @@ from edgekit_toolkit.onnx_graph.layers import Floats, Layer, find_layers
 from edgekit_toolkit.samples.generated import Feeds
 
 MAX_COLUMNS: Final = 4096
-"""Inputs of a channel in layers that are rounded: their moment takes 128 MB. Wider layers stay."""
+"""The maximum number of inputs per channel of a layer that is rounded. The second moment of so many inputs
+takes 128 MB. Wider layers are not rounded."""
 _LEAST_NOISE: Final = 1e-12  # float32 has no finer steps of a bias
-_REFITS: Final = 2  # of a step to its codes; more change nothing
+_REFITS: Final = 2  # fits of a step to its codes. Further fits change nothing
 
 # The step of each row, float64 [G, R, 1], from a layer and its rows; None to choose the one of least error.
 ChooseStep = Callable[[Layer, Floats], Floats | None]

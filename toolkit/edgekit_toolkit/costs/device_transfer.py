@@ -23,9 +23,10 @@ import numpy.typing as npt
 KernelKind = Literal[
     "conv", "depthwise", "matmul", "int8-conv", "int8-depthwise", "int8-matmul", "recurrent", "other", "call"
 ]
-"""Kernels of a network; `call` is what the engine takes beside them, for a run and for each kernel."""
+"""The kinds of kernels in a network. `call` is the engine's overhead for a run and for each kernel."""
 CACHE_BYTES: Final = 512 << 10
-"""What a kernel touches beyond this is spilled: the second-level cache of a core of a Raspberry Pi 5."""
+"""The size of the second-level cache of a Raspberry Pi 5 core. The bytes that a kernel touches beyond this
+size count as spilled."""
 
 _UNSHARED: Final = frozenset[KernelKind](("call", "recurrent"))  # a recurrent kernel is many short steps
 _PULLS: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # weights of "all ratios are equal" against one network

@@ -125,7 +125,7 @@ class EngineSupport:
 
 
 SUPPORTS: Final[dict[str, EngineSupport]] = {}
-"""Name of an engine -> how packages are made for it."""
+"""A dict from engine names to records that say how packages are made for the engine."""
 
 
 def register_support(support: EngineSupport) -> EngineSupport:

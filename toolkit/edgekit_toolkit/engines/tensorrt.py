@@ -45,7 +45,7 @@ SUPPORT: Final = register_support(
         kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS, forms.STATIC_INT8}),
         judged_on=ORT.name,
         fallback=ORT.name,
-        # Its arithmetic (TF32, fused int8) is another than that of the further rows' tolerances.
+        # The tolerances of further rows do not suit its arithmetic (TF32, fused int8).
         cheap_row_macs=None,
         check=_check,
         notes=(

@@ -21,7 +21,7 @@ from edgekit_toolkit.targets.spec import Target
 LATENCY_LIMITS: Final = LatencyLimits(
     warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=5.0, batch_s=0.002
 )
-# In processor time, of which a round under load takes little more than one at rest.
+# In processor time, because a round under load takes little more of it than a round at rest.
 PROCESSOR_LIMITS: Final = LatencyLimits(
     warmup_rounds=1, min_rounds=7, max_rounds=100, time_limit_s=10.0, precision=0, batch_s=0.002
 )

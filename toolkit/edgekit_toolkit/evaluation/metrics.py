@@ -828,4 +828,4 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
     ),
 )
 METRICS: Final = {metric.name: metric for metric in _RECORDS}
-"""The metrics by name: a further one is a row here."""
+"""A dict from names to metrics. Add a new metric to `_RECORDS`."""

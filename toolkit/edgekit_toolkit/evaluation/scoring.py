@@ -32,16 +32,16 @@ from edgekit_toolkit.samples.truth import truth_array
 _BATCH = 16
 _SMALL_INPUT_BYTES = 1 << 18
 CONFIRMATION_SHARE: Final = 0.5
-# With fewer, neither half says anything.
+# With fewer samples, neither half is meaningful.
 LEAST_TO_HOLD_BACK: Final = 12
 _SPLIT_SEED = 2  # not the seed of the split between calibration and evaluation
 
 # Samples by which `auto` tells what the outputs are.
 _PROBES: Final = 16
-# Of a score of the model against itself.
+# The rounding error of a score of the model against itself.
 _ROUNDING: Final = 1e-6
 
-# Of each sample on average, for a metric over the whole set; more take longer, and round less.
+# The mean number of copies of a sample for a metric over the whole set. More take longer and round less.
 _COPIES: Final = 4
 
 Positions = NDArray[np.int64]

@@ -49,7 +49,7 @@ _TEXTS: Final = (
     (rb"(?i)<!doctype html|<html", "an HTML page, such as a report: open it in a browser"),
 )
 
-# The fields of ModelProto: number -> wire type (0 varint, 2 with a length). Source: onnx.proto.
+# A dict from field numbers of ModelProto to wire types (0 varint, 2 with a length). Source: onnx.proto.
 _MODEL_FIELDS: Final = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 _GREATEST_PLAUSIBLE_IR: Final = 99
 

@@ -27,9 +27,9 @@ from edgekit_toolkit.models.model import Model
 
 _TIME_LIMIT_S: Final = 900.0
 _KERAS_ENDINGS: Final = (".keras", ".h5", ".hdf5")
-# Of the range of an output: float32 in another order of sums is far below, another operator far above.
+# A share of an output's range. Sums of float32 in another order differ far less, another operator far more.
 _TOLERANCE: Final = 1e-3
-# The folder of the script is no place to import from: it has modules of the names of libraries.
+# Nothing is imported from the script's folder, because it has modules with the names of libraries.
 _RUN: Final = (
     "import sys, runpy; sys.path.pop(0); sys.argv = sys.argv[1:];"
     " runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -24,7 +24,8 @@ from edgekit_toolkit.onnx_graph.specs import UNNAMED_DIMENSIONS, real_inputs, te
 from edgekit_toolkit.onnx_graph.traversal import nodes
 
 _BATCH: Final = "batch"
-# What names of a state have before and behind the word that both share, as in h0 and hn, or state and stateN.
+# Prefixes and suffixes around the word that both names of a state share, as in h0 and hn, or state and
+# stateN.
 _BEFORE: Final = (
     re.compile(r"^(past|prev(ious)?|old|init(ial)?|in(put)?)[._-]?"),
     re.compile(r"[._-]?(in(put|it)?|prev(ious)?|old|past|0)$"),

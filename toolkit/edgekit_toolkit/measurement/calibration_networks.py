@@ -25,7 +25,7 @@ _OPSET: Final = 17
 _IR_VERSION: Final = 8  # read by every supported release of onnxruntime
 _SCALE: Final = 0.05  # of all codes; the values do not matter
 INT8_SUFFIX: Final = "-int8"
-"""End of the name of a network with 8-bit codes; without it, it is the name of the same one in float."""
+"""The suffix of the name of a network with 8-bit codes. The name without it is that of the float network."""
 
 
 def make_calibration_networks() -> dict[str, onnx.ModelProto]:

@@ -24,9 +24,9 @@ from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.spec import DeviceTimes, Power, Target
 
 SOURCE: Final = "profile"
-"""Key of the source of what was measured on a device."""
+"""The key of the source of figures that were measured on a device."""
 HOST_S: Final = 4.0
-"""How long models and networks run here, seconds."""
+"""The time that models and networks run on this host, in seconds."""
 
 
 def add_times(

@@ -14,7 +14,7 @@ from edgekit_runtime.offload.measurement.machine_facts import read_load_average
 from edgekit_runtime.sessions.latency import Latency
 from edgekit_runtime.system.own_process import count_cores
 
-# Shares beyond which a latency needs a warning; an idle machine stays well below each.
+# Shares beyond which a latency needs a warning. An idle machine stays well below each.
 MOST_OTHERS: Final = 0.10
 MOST_STOLEN: Final = 0.02
 MOST_SPREAD: Final = 0.25

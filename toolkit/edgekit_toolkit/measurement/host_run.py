@@ -33,9 +33,9 @@ from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 
-_CALL: Final = "call"  # the network whose time is what the engine takes beside kernels
+_CALL: Final = "call"  # the network whose time is the engine's overhead beside kernels
 _MIN_ROUNDS: Final = 3
-_BATCH_S: Final = 0.005  # runs in a row
+_BATCH_S: Final = 0.005  # length of a batch of consecutive runs
 _PROFILED_ROUNDS: Final = 6  # the first one allocates
 _KERNEL_SUFFIX: Final = "_kernel_time"
 _MATMULS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulNBits")
@@ -157,7 +157,8 @@ def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[fl
 
 
 _KernelEvents: TypeAlias = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
-"""(name, operator) -> onnxruntime's events of that kernel, in order; in a loop it has several in each run."""
+"""A dict from (name, operator) of a kernel to onnxruntime's events of this kernel, in order. A kernel in a
+loop has several events in each run."""
 
 
 @functools.cache

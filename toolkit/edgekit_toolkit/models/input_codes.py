@@ -16,7 +16,7 @@ from edgekit_toolkit.onnx_graph.index import reads
 from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.samples.range_trap import CodeRange
 
-# They move values and change none.
+# Operators that move values without changing them.
 _MOVES: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _TFLITE_MOVES: Final = frozenset({"EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"})
 _SYMMETRIC_ZERO: Final = {"int8": 0, "uint8": 128, "int16": 0, "uint16": 1 << 15}

@@ -18,8 +18,8 @@ from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disabled_optimizers
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, graphs
 
-# Operators that multiply codes themselves: name -> places of the two factors. The setting covers all kernels
-# that the engine makes from the QDQ form; ConvInteger is exact everywhere.
+# A dict from operators that multiply codes themselves to the indices of the two factors. The setting covers
+# all kernels that the engine makes from the QDQ form. ConvInteger is exact everywhere.
 _PRODUCTS: Final = {"MatMulInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3)}
 _LARGEST_SAFE: Final = 64  # two products 255 * 64 stay below 2 ** 15
 

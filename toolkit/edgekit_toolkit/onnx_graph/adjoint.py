@@ -34,14 +34,14 @@ from edgekit_toolkit.onnx_graph.index import (
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# ScatterElements adds from this opset on; no operator of opset 13 to 15 means something else in it.
+# From this opset on, ScatterElements can add. Operators of opset 13 to 15 have the same meaning in it.
 _MIN_OPSET: Final = 16
 # Before, each constant had to be an input too.
 _MIN_IR: Final = 4
 # Width of a difference as a share of the tensor's root mean square: near the step of 8-bit codes.
 _STEP: Final = 0.01
 _TINY: Final = 1e-6
-# Values of float32 that count without gaps: larger tensors have no index of their values.
+# A float32 represents every integer up to this one. Larger tensors have no index of their values.
 _MAX_INDEX: Final = 1 << 24
 VIEWS: Final = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 MOVES: Final = frozenset(

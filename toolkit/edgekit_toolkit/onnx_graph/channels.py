@@ -32,10 +32,10 @@ from edgekit_toolkit.onnx_graph.index import (
 from edgekit_toolkit.onnx_graph.layers import Layer, find_layers
 
 Channels = Mapping[str, tuple[int, ...]]
-"""Channels that stay, in ascending order, by the name of their group."""
+"""A dict from names of groups to the channels that stay, in ascending order."""
 
 FOREIGN: Final = -1
-"""Stands for a channel of another group beside those of this one, after a Concat."""
+"""Stands for a channel of another group. A Concat can join channels of several groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from edgekit_toolkit.onnx_graph.index import attribute, opset
 from edgekit_toolkit.onnx_graph.traversal import bodies
 
 CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
-# A condition that counts is followed step by step; texts and recordings have fewer steps.
+# A condition that counts is followed step by step. Texts and recordings have fewer steps.
 _MAX_FOLLOWED_STEPS: Final = 20_000
 _SCAN_OPSET: Final = 9  # before, Scan had a batch and sequence lengths
 

@@ -20,8 +20,8 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 Floats = NDArray[np.float64]
 Patches = NDArray[np.float32]
 
-# Patches of a layer over all samples, and their values: more change a moment little. A moment needs several
-# patches for each column.
+# The most patches of a layer over all samples, and the most values in them. More change a moment little. A
+# moment needs several patches for each column.
 _MAX_PATCHES: Final = 12_000
 _MAX_PATCH_VALUES: Final = 6_000_000
 _MIN_PATCHES: Final = 2_000

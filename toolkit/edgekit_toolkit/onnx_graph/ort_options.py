@@ -16,10 +16,10 @@ from edgekit_toolkit.onnx_graph.index import copy_model, set_items
 from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
 WHOLE_OPTIMISER: Final = ("*",)
-"""Stands for all names: the model runs without any optimisation."""
+"""Stands for the names of all optimizers. The model then runs without any optimisation."""
 _NOTES: Final = "edgekit."
 DISABLED_OPTIMIZERS_KEY: Final = f"{_NOTES}disabled_optimizers"
-"""Key in the model's metadata; the value is a comma-separated list of names."""
+"""The key in the model's metadata whose value is a comma-separated list of optimizers."""
 _NARROW_WEIGHTS_KEY: Final = f"{_NOTES}narrow_weights"
 
 

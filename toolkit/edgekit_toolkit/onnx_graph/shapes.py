@@ -20,7 +20,7 @@ from edgekit_toolkit.onnx_graph.index import attribute, copy_model, set_items
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 from edgekit_toolkit.onnx_graph.traversal import bodies
 
-# Enough for any shape, axes or padding; weights are larger or floating.
+# Enough for any shape, axes or padding. Weights are larger or floating-point.
 _MAX_FOLDED_ELEMENTS = 256
 _SHAPE_ARITHMETIC = {
     "Add",

@@ -40,7 +40,7 @@ FLOAT_TYPES = {
     onnx.TensorProto.BFLOAT16: "bfloat16",
     onnx.TensorProto.DOUBLE: "float64",
 }
-"""Element type of floats -> its name in numpy or ml_dtypes."""
+"""A dict from ONNX's floating-point types to their names in numpy or ml_dtypes."""
 _CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "QuantizeLinear"})
 
 

@@ -31,11 +31,11 @@ _MAX_REASON: Final = 200  # characters; an engine's last line may be a whole sig
 _KILLED: Final = "by SIGKILL: often for lack of memory"
 
 PACKAGE_LIMIT_S: Final = 3600.0
-"""Longest time to open and test a package in a child; an emulated device is slow."""
+"""The longest time to open and test a package in a child process. An emulated device is slow."""
 
 Feeds = Mapping[str, NDArray[Any]]
 SHAPES: Final = "onnx"
-"""In place of an engine: onnx's inference of shapes, whose C++ code may abort too."""
+"""Stands for onnx's shape inference where an engine is named. Its C++ code can also abort the process."""
 
 
 class Openings:

@@ -34,7 +34,7 @@ _MAIN: Final = "app/src/main/java/edgekit"
 _ASSETS: Final = "edgekit"
 _DTYPES: Final = frozenset({"float32", "int8", "uint8", "int32", "int64"})
 _MEDIA_DTYPES: Final = frozenset({"float32", "int8", "uint8"})
-# Layout of detections -> whether rows have the score of an object, whether boxes are offsets from cells.
+# By layout of detections: whether rows have an object score, and whether boxes are offsets from cells.
 _LAYOUTS: Final = {"scored": (False, False), "objectness": (True, False), "grid": (True, True)}
 
 

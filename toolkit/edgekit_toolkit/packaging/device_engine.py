@@ -47,7 +47,7 @@ class EngineProof:
 
 
 FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
-"""`off`: the host's own engine proves packages, and nothing is fetched."""
+"""An environment variable. With `off`, nothing is fetched, and the host's own engine tests packages."""
 
 _FETCH_LIMIT_S: Final = 300.0
 _RETRY_AFTER_S: Final = 600.0  # without a network each try takes its time

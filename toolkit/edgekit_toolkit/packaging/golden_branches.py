@@ -11,7 +11,7 @@ from edgekit_toolkit.onnx_graph.index import with_outputs
 from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.samples.generated import Feeds
 
-# For the inputs of a row: name of each `If` -> whether it takes the then branch.
+# Takes the inputs of a row. Returns a dict from names of `If` nodes to whether they take the then branch.
 Conditions = Callable[[Feeds], Mapping[str, bool]]
 
 

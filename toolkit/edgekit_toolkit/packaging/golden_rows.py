@@ -24,12 +24,12 @@ _CANDIDATES_A_ROW: Final = 20
 _MAX_CHOOSING: Final = 2e10  # multiply-adds, about a second on a core
 JITTERS: Final = 3
 _CODES: Final = 255
-_MAX_VALUES: Final = 1024  # stored of one output and row
+_MAX_VALUES: Final = 1024  # values that are stored per output and row
 _MAX_PAIRS_OF: Final = 48  # values of the last axis that are compared pair by pair
 # An output that is this many tolerances from another shows all there is.
 _ENOUGH: Final = 1000.0
-# Tolerance, as a share of the output's range; where an output holds scores of 0..1, of each value: then also
-# a score of 1e-6 shows what is wrong. Measured: docs/benchmarks.md, `benchmarks/golden_power.py`.
+# The tolerance as a share of the output's range, or of each value if the output holds scores of 0..1. Then a
+# score of 1e-6 can also show a fault. Measured: docs/benchmarks.md, `benchmarks/golden_power.py`.
 _SHARE: Final = {"float": 0.005, "int8": 0.01}
 _SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
 NOISE_FACTOR: Final = 2.0
@@ -42,7 +42,7 @@ _SIGMOID_ERROR: Final = 2.0**-22
 _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
 _MAX_ROWS: Final = 5
-# Multiply-adds that a row may cost for all rows to be taken, which then take half as long as opening.
+# If a row costs at most this many multiply-adds, all rows are taken. They take half as long as opening.
 _CHEAP_ROW_MACS: Final = 8e6  # of onnxruntime; `EngineSupport.cheap_row_macs` has that of each engine
 
 Outputs = Sequence[NDArray[Any]]

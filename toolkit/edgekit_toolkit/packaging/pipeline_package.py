@@ -36,7 +36,7 @@ _SAMPLES: Final = 4096
 _RUN_BYTES_PER_INPUT_BYTE: Final = 6.0
 
 File: TypeAlias = tuple[str, bytes, str]
-"""Path, content and role of an artifact."""
+"""The path, content and role of an artifact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

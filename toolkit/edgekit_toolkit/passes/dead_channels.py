@@ -27,9 +27,9 @@ from edgekit_toolkit.onnx_graph.channels import (
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, copy_model
 from edgekit_toolkit.onnx_graph.layers import Floats, Layer, LayerWeights, find_layers
 
-# Kernels are fast for multiples of so many channels.
+# Kernels are fast for multiples of this number of channels.
 _MULTIPLE: Final = 8
-# Activations are no larger: float32 tells 64 apart up there.
+# The largest activation that is expected. The next larger float32 value is 64 away.
 _MAX_ACTIVATION: Final = 1e9
 # Relative errors that float32 makes anyway: of a sum, and of an output.
 _SUM_ERROR: Final = 1e-6

@@ -35,7 +35,7 @@ EQUAL: Final = Tolerance(range_fraction=5e-5)
 # For inputs of the other sign and beyond the samples' range, where rounding may grow.
 ALIKE: Final = Tolerance(range_fraction=1e-3)
 
-# Inputs beyond the samples; those after the first only while an output has no values.
+# Factors for inputs beyond the samples. Those after the first are used only while an output has no values.
 _FACTORS: Final = (-2, 16, -16)
 
 NOTHING_TO_CHANGE: Final = "nothing to change"

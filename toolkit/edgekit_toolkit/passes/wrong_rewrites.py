@@ -57,7 +57,7 @@ OPTIMIZERS: Final = tuple(
 _ROUNDING: Final = Tolerance(range_fraction=1e-3)
 # Inputs of the other sign, and beyond the samples' range.
 _FACTORS: Final = (-1.0, 2.0)
-# Without these a form in codes has no integer kernels.
+# Without these rewrites, a form with codes has no integer kernels.
 _CODES_REWRITES: Final = frozenset({*WHOLE_OPTIMISER, "QDQSelectorActionTransformer"})
 # Integer kernels move the noise of a form by less than this; a wrong rewrite costs far more.
 _NOISIER: Final = 4.0

@@ -44,7 +44,7 @@ from edgekit_toolkit.quantize.sensitivity import Fidelity, softmax_axes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.split import feeds_only
 
-# Int8 kernels are fast for multiples of so many channels: AVX-512 multiplies 16 at a time.
+# Int8 kernels are fast for multiples of this number of channels. AVX-512 multiplies 16 at a time.
 _CHANNELS_MULTIPLES: Final = {"x86_64": MAX_MULTIPLE}
 _USUAL_MULTIPLE: Final = 8
 # Samples for second moments, and the most bytes that their activations take while layers are rounded.
@@ -52,7 +52,7 @@ _SAMPLES: Final = 200
 _LEAST_SAMPLES: Final = 2
 _ACTIVATION_BYTES: Final = 1 << 30
 _NOISE_SAMPLES: Final = 16
-_PRUNING_ROUNDS: Final = 3  # a ranking and three repairs are about as much work as so many roundings
+_PRUNING_ROUNDS: Final = 3  # a ranking and three repairs take about as much work as this many roundings
 
 
 def compress(

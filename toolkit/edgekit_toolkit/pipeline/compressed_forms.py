@@ -44,7 +44,7 @@ from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
 COST_LIMITS: Final = frozenset({"latency", "energy", "memory", "size"})
-"""Limits that a model with fewer channels may keep."""
+"""The limits that a model may meet with fewer channels."""
 
 FAILURES: Final = (EdgekitError, *ODD_GRAPH)
 # Bytes of the scale of a channel and of its bias, where a channel has a step of its own.
@@ -60,7 +60,7 @@ _CLOSE: Final = 0.99
 _MAX_TRIES: Final = 4
 # The package that is tried has the golden outputs of another form, which may take some bytes more or fewer.
 _MARGIN: Final = 0.998
-# Of real codes over the entropy of the nearest ones, until a package was coded.
+# The excess of real codes over the entropy of the nearest codes, used until a package is coded.
 _USUAL_EXCESS: Final = 0.03
 # Strength of the steps in a package without codes: its scales and biases take about as many bytes as others.
 _EMPTY_STRENGTH: Final = 0.3
@@ -73,7 +73,7 @@ _PACKAGE_S: Final = 0.25
 _CODE_S: Final = 0.5e-6
 
 _END: Final = object()
-_Package = tuple[int, Candidate]  # with the bytes that travel
+_Package = tuple[int, Candidate]  # the bytes that travel, and the candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

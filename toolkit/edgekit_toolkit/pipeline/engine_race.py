@@ -33,7 +33,7 @@ _GAIN_OF_THREADS: Final = 0.1  # a smaller gain is not worth another number of t
 _GAIN_OF_FORM: Final = 0.03  # a smaller one in any process may be chance, which must not change a package
 _MAX_CONTENDERS: Final = MAX_VARIANTS + 1  # they are the variants of one package
 _MAX_RIVALS: Final = 3  # of an engine, beside its choice and its float model
-_CLOSE_ENGINE: Final = 1.5  # an engine that much slower than the fastest has no rivals
+_CLOSE_ENGINE: Final = 1.5  # an engine that is slower than the fastest by this factor has no rivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

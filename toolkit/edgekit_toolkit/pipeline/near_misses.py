@@ -16,12 +16,12 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.compressed_forms import FAILURES, CompressionTask
 from edgekit_toolkit.samples.generated import Feeds
 
-# A drop of so many times the limit, or of so many points, is a near miss: training takes away half of one
-# (docs/benchmarks/quantization.md).
+# A drop of this multiple of the limit, or of this number of points, is a near miss. Training halves such a
+# drop (docs/benchmarks/quantization.md).
 _NEAR_LIMITS: Final = 3.0
 _NEAR_POINTS: Final = 3.0
 DISTILLED_SHARE: Final = 0.5
-"""Of the work that is left to the search, for all near misses."""
+"""The share of the search's remaining work that all near misses may use together."""
 # More steps change little, and fewer are a short search.
 _MAX_STEPS: Final = 400
 _MIN_STEPS: Final = 100

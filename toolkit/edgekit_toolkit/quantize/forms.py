@@ -57,9 +57,9 @@ KINDS: Final = (
     DYNAMIC_INT8,
     STATIC_INT8,
 )
-"""Those that a search tries."""
+"""The kinds that a search tries."""
 UNTIMED_KINDS: Final = (FLOAT16_ARITHMETIC,)
-"""Those that are made on request, since no processor here can time them."""
+"""The kinds that are made only on request, because no processor here can time them."""
 
 
 @dataclass(frozen=True, slots=True)

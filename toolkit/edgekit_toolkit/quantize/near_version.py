@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 _LARGEST_SHARE: Final = 0.9  # of the root mean square of the change
 _LARGEST_STEP: Final = 6  # leaves more than five bits of eight
 _FIXED_POINT_ONE: Final = 4096
-"""A delta predicts a code as (code * multiplier + 2048) >> 12: docs/reference/fleet-deltas.md."""
+"""The multiplier 1 of a delta, which predicts a code as (code * multiplier + 2048) >> 12. See
+docs/reference/fleet-deltas.md."""
 _RATIOS: Final = 64
-"""New scales are the earlier ones times 64 / j, so that a multiplier of a delta is exact."""
+"""A new scale is the earlier scale times 64 / j with an integer j, so that a delta's multiplier is exact."""
 _MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond these, a channel is unrelated to its earlier version
 _KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # of a range, for the old scale to stay: the peak clips by 1 %
 _BIAS_STEP: Final = 16  # in steps of the weight: inputs are codes up to 255, and a sum has several

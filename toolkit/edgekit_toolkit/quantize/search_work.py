@@ -11,7 +11,8 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.targets.loader import load_target
 
 _NOMINAL = "x86-64"
-# Opening a model, by operator and by value of its constants; an inference where its work cannot be counted.
+# The time to open a model, per operator and per value of its constants, and the time of an inference whose
+# work cannot be counted.
 _OPEN_OPERATOR_S = 5e-4
 _OPEN_PARAMETER_S = 1e-8
 _RUN_OPERATOR_S = 2e-5

@@ -15,7 +15,7 @@ from edgekit_toolkit.report.document import (
     Size,
 )
 
-# Figure name -> (heading, unit). The order is that of every table.
+# A dict from figure names to (heading, unit), in the order of every table.
 FIGURES = {
     "size": ("Size", "bytes"),
     "transport": ("Transport", "bytes"),

@@ -18,10 +18,10 @@ _MARGIN: Final = 0.05
 # Heavy tails explain this share of values outside; another preprocessing puts a third or more there.
 _TOLERATED_SHARE: Final = 0.01
 _MAX_SAMPLES: Final = 256
-# Number of samples -> share of the codes' range that samples like the calibration samples use. Keyword
-# spectrograms, which have heavy tails, use 0.11 with one sample, 0.6 with 64.
+# Pairs of a number of samples and the share of the codes' range that samples like the calibration samples
+# use. Keyword spectrograms, which have heavy tails, use 0.11 with one sample and 0.6 with 64.
 _LEAST_USED: Final = ((64, 0.5), (1, 0.1))
-# A warning needs so many samples, all on one side of zero, and such a share of codes for the other side.
+# A warning needs this many samples, all on one side of zero, and this share of codes for the other side.
 _LEAST_SAMPLES_OF_ONE_SIGN: Final = 4
 _UNUSED_SIDE: Final = 0.25
 

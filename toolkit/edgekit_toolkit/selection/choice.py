@@ -14,7 +14,8 @@ SAME_LATENCY = 0.03
 # For processor times measured on this machine: a second run of the same forms moves their ratio by less, and
 # other work on the machine does not move this limit, as it would move the spread of the runs (ADR 0032).
 SAME_HOST_TIME = 0.15
-# Where transport is limited, up to this difference accuracy counts more: few bits cost much of it.
+# If transport is limited, accuracy counts more than a difference in time up to this share, because few bits
+# cost much accuracy.
 SAME_TIME_FOR_TRANSPORT = 0.4
 # Largest time of a form for a GPU on this machine's processor, as a multiple of float32.
 MOST_FOR_GPU = 1 + SAME_HOST_TIME

@@ -285,4 +285,4 @@ PROPOSERS: Final[tuple[Callable[[Evidence], TaskChoice | None], ...]] = (
     _propose_classification,
     _propose_regression,
 )
-"""Each returns its task, or None where the outputs may be something else; the first one counts."""
+"""Each function returns a task, or None if the outputs can mean something else. The first task counts."""

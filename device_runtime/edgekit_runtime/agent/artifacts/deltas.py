@@ -104,18 +104,18 @@ KINDS: Final = {
     )
 }
 CODED: Final = 0x80
-"""Added to the kind of a run whose residuals are in the codes."""
+"""A bit in the kind of a run. If it is set, the residuals of the run are stored as codes."""
 FIXED_POINT_ONE: Final = 1 << 12
-"""The multiplier that changes nothing."""
+"""The multiplier 1."""
 BLOCK_BYTES: Final = 1 << 16
 MAX_RUNS: Final = 1 << 16
 MAX_CHANNELS: Final = 1 << 16
 WORDS_MODEL: Final = 225
-"""Stands for `WORDS_LZMA_MODEL`; the stream goes on where the packed words end."""
+"""Stands for `WORDS_LZMA_MODEL` in a stream that continues the packed words."""
 WORDS_LZMA_MODEL: Final = 0
 WORDS_BYTES: Final = 27215
 MAX_ZSTD_BYTES: Final = 32 << 20
-"""Of base and result together: a zstd delta holds both in memory."""
+"""The maximum size of base and result together, because a zstd delta holds both in memory."""
 ZSTD_SUFFIX: Final = ".zst"
 RUNS_SUFFIX: Final = ".ekdelta"
 
@@ -123,7 +123,7 @@ _STEP_BITS: Final = {NEW_BYTES.number: 8, NEW_NOISE.number: 16}
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _WINDOW_BYTES: Final = 64 << 20
 _PACKED_BYTES: Final = 16 << 10
-_BYTES_PER_S: Final = 100_000.0  # of a slow device; a delta that takes longer is built to take long
+_BYTES_PER_S: Final = 100_000.0  # of a slow device. A slower delta was built to waste time
 _LEAST_S: Final = 60.0
 
 

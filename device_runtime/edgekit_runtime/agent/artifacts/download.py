@@ -25,9 +25,9 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, find_size, hash_file
 
 _CHUNK_BYTES: Final = 16 << 10
 _SYNC_BYTES: Final = 1 << 20
-_BURST_S: Final = 0.5  # seconds of the cap that may come at once after a pause
+_BURST_S: Final = 0.5  # of the cap that may arrive at once after a pause
 _LEAST_WINDOW_BYTES: Final = 8 << 10
-_KERNEL_WINDOW_BYTES: Final = 64 << 10  # Linux's first value
+_KERNEL_WINDOW_BYTES: Final = 64 << 10  # Linux's initial value
 _RECONNECT_S: Final = 1.0
 _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 

@@ -27,7 +27,7 @@ Metadata = TypeVar("Metadata")
 
 _FILE_TIMEOUT_S: Final = 60.0  # for one file of metadata
 _MAX_ROOT_BYTES: Final = 64 << 10
-_LATEST_S: Final = 1e11  # the year 5138; a thief of the manager's key may state any time
+_LATEST_S: Final = 1e11  # the year 5138. A thief of the manager's key can state any time
 
 
 class RepositoryAttackError(SignatureError):

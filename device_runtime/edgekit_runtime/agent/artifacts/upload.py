@@ -19,7 +19,7 @@ from edgekit_runtime.samples.folder import SampleFolder, StoredSample
 _PART_BYTES: Final = 64 << 10
 _PIECE_BYTES: Final = 4 << 10
 _MAX_REPLY_BYTES: Final = 4 << 10
-_MAX_REPEATS: Final = 3  # requests for one sample beyond twice as many as it has parts
+_MAX_REPEATS: Final = 3  # requests for a sample beyond two for each part
 _DURABLE: Final = (200, 201)
 _REFUSED: Final = (403, 410, 413, 422)
 _GO_ON: Final = (202, 204, 409)
@@ -38,7 +38,7 @@ class UploadReply(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[str, str, Mapping[str, str], bytes], UploadReply]
-"""Sends a request (method, path, headers, body) and returns the answer; it may raise TransportError."""
+"""Sends a request (method, path, headers, body) and returns the reply. Can raise TransportError."""
 
 
 class UploadBudgetError(TransportError):

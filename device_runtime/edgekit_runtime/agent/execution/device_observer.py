@@ -14,11 +14,11 @@ from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.protocol.streams import StreamOptions
 
-_SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
+_SERVICE_S: Final = 3.0  # between reads of the service's index, or 1 s during an execution
 _FIGURES_S: Final = 10.0
 _QUIET_FIGURES_S: Final = 300.0
 _MAX_ERROR: Final = 200
-_YOUNG_S: Final = 3600.0  # for this time after an execution its figures come often
+_YOUNG_S: Final = 3600.0  # figures are sent often for this time after an execution
 
 
 class DeviceObserver:

@@ -27,7 +27,7 @@ from edgekit_runtime.system.shown_text import log_lines
 
 _MODULE: Final = "edgekit_runtime.agent.execution.step_child"
 _PERIOD_S: Final = 0.5
-_PIECE_BYTES: Final = 64 << 10  # reported at once: a process that is killed loses at most the report of these
+_PIECE_BYTES: Final = 64 << 10  # per report. A killed process leaves at most this unreported
 _SEND_S: Final = 10.0
 MAX_FAILURES: Final = 3
 _END_S: Final = 1.0  # wait for the exit code of a process that closed its channel

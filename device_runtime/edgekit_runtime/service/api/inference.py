@@ -26,7 +26,7 @@ from edgekit_runtime.tensors import Array
 WhenLoaded: TypeAlias = Callable[[str, Connection, Callable[[], None]], None]
 
 _NONE_HELD: Final[RegionMap] = {}
-_TIMES_JSON: Final = 4  # tensors may take so many times the memory of their JSON: `1,` becomes an FP64
+_TIMES_JSON: Final = 4  # tensors may take this multiple of the memory of their JSON: `1,` becomes an FP64
 
 
 class Responder(Protocol):

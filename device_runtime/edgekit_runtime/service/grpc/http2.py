@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-MAX_FRAME_BYTES: Final = 1 << 20  # of what we receive: long frames cost less; nothing waits for their end
+MAX_FRAME_BYTES: Final = 1 << 20  # of received frames. Long ones cost less, and nothing waits for their end
 STREAM_WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
 
@@ -30,8 +30,8 @@ _DEFAULT_WINDOW_BYTES: Final = 65_535
 _DEFAULT_FRAME_BYTES: Final = 16_384
 _MAX_WINDOW_BYTES: Final = (1 << 31) - 1
 _MAX_FRAGMENTS: Final = 17  # of a field block
-_MAX_HEADS: Final = 64  # that are kept with their meaning
-# Frames that ask for nothing: a client may send so many at once, and so many a second.
+_MAX_HEADS: Final = 64  # kept with their parsed form
+# A client may send this many frames without a request at once, and the second number in each second.
 _IDLE_BURST: Final = 1000.0
 _IDLE_PER_S: Final = 250.0
 _RESET_COST: Final = 5.0  # a request that is cancelled at once costs more than a PING

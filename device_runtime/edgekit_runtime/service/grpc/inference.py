@@ -35,9 +35,9 @@ _RAW_OUTPUT: Final = 6  # raw_output_contents of ModelInferResponse
 _INFER_RESPONSE: Final = 2  # infer_response of ModelStreamInferResponse
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
-_ALIGNMENT: Final = 16  # of the memory of `bytes`; the JSON is filled up, so that tensors are aligned
+_ALIGNMENT: Final = 16  # of the memory of `bytes`. The JSON is padded so that tensors are aligned
 _SMALL_BYTES: Final = 64 << 10
-# Datatype -> the field of InferTensorContents that carries it; FP16 has none.
+# By datatype, the field of InferTensorContents that carries it. FP16 has none.
 _CONTENTS: Final[Mapping[str, str]] = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),

@@ -16,8 +16,8 @@ from edgekit_runtime.errors import RequestError
 from edgekit_runtime.tensors import Array
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
-_MAX_FIELDS: Final = 4096  # of one message with all inside it; each takes a microsecond and an object
-_MAX_PACKED_BYTES: Final = 1024  # of numbers that become Python's
+_MAX_FIELDS: Final = 4096  # of a message and all nested ones. Each takes a microsecond and an object
+_MAX_PACKED_BYTES: Final = 1024  # of numbers that become Python objects
 _MAX_VARINT_BYTES: Final = 10
 
 # Message: fields, as number, name and kind. `packed` fields are read as the bytes of their numbers.
@@ -112,7 +112,7 @@ _ENTRIES: Final = {
 _FIELDS: Final = {
     message: {field.number: field for field in fields} for message, fields in {**MESSAGES, **_ENTRIES}.items()
 }
-_CHOICES: Final = ("InferParameter", "ModelRepositoryParameter")  # one field is set, be it to its default
+_CHOICES: Final = ("InferParameter", "ModelRepositoryParameter")  # one field is set, even to its default
 _WIRE_TYPES: Final = {"bool": _VARINT, "int64": _VARINT, "uint64": _VARINT, "double": _FIXED64}
 _NUMBERS: Final[Mapping[str, Any]] = {"bool": False, "int64": 0, "uint64": 0, "double": 0.0}
 _DEFAULTS: Final[Mapping[str, Any]] = {**_NUMBERS, "string": "", "bytes": b""}

@@ -12,7 +12,7 @@ from edgekit_runtime.tensors import Array
 
 Buffer: TypeAlias = "bytes | memoryview | Array"
 
-MAX_PARTS: Final = 512  # of one sendmsg; the system takes 1,024
+MAX_PARTS: Final = 512  # per sendmsg. The system's limit is 1,024
 
 
 class SendBuffer:

@@ -43,7 +43,7 @@ class ServedConnection(Protocol):
 
 
 Connect: TypeAlias = Callable[..., ServedConnection]
-"""Makes the connection of a client, from a socket and the keywords of `Connection`."""
+"""Creates a client's connection from a socket and the keywords of `Connection`."""
 
 
 class HttpServer:

@@ -20,9 +20,9 @@ from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
 
 _Key: TypeAlias = tuple[Path, int, int]
-"""Identity of a file as it is now: path, time of the last change and inode."""
+"""The state of a file: path, time of the last change and inode."""
 _ModelKey: TypeAlias = tuple[_Key, str | None]
-"""A file and the submodel in it, or None for the model."""
+"""A file and one of its submodels, or None for the whole model."""
 
 _SUFFIX: Final = ".edgepkg"
 

@@ -21,7 +21,7 @@ from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes, needed_bytes
 from edgekit_runtime.system.machine import available_bytes
 
-_POLL_S: Final = 0.02  # of the wait until the calls of a model that must be unloaded end
+_POLL_S: Final = 0.02  # while the calls of a model to be unloaded end
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LoadPlan:
 
 
 Decision: TypeAlias = tuple[LoadPlan | None, str | None]
-"""How to load a model (None: not before a request), and which model must be unloaded first, if any."""
+"""How to load a model (None: on a request only), and the model to unload first, if any."""
 
 
 class MemoryCap:

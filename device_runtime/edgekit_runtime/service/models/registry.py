@@ -25,7 +25,7 @@ from edgekit_runtime.service.serving.remote import IsolatedVersion
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.system.tasks import Tasks
 
-NEXT_AFTER_S: Final = 5.0  # at the start; most models take less
+NEXT_AFTER_S: Final = 5.0  # at the start. Most models take less
 
 _logger = logging.getLogger(__name__)
 

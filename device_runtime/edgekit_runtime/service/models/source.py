@@ -10,7 +10,7 @@ from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.trust.dsse import Verifier
 
 Load: TypeAlias = Callable[[OpenedPackage], Loaded]
-"""Opens the sessions of a verified package and tests them; the package may be closed after that."""
+"""Opens and tests the sessions of a verified package, which can then be closed."""
 
 
 class Source(Protocol):

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-# From a tenth of the shortest model to a client's patience.
+# From a tenth of the shortest inference to a client's patience.
 LATENCY_BOUNDS_S: Final = (
     10e-6,
     25e-6,

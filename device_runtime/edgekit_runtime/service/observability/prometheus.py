@@ -78,7 +78,7 @@ _DEVICE_HELP: Final[Mapping[str, str]] = {
     "edgekit_throttled": "1 while the device throttles itself.",
     "edgekit_clock_cap_ratio": "Lowest cap of a processor's clock, of its highest.",
 }
-# Outcome -> the field of `LaneMetrics` that counts it.
+# By outcome, the field of `LaneMetrics` that counts it.
 _OUTCOMES: Final = {
     "succeeded": "answered",
     **{name: name for name in ("failed", "shed", "late", "refused", "cancelled")},

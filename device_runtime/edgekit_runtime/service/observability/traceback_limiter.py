@@ -11,7 +11,7 @@ from typing import Final
 from edgekit_runtime.system.shown_text import log_lines
 
 _PERIOD_S: Final = 60.0
-_MAX_LOGGED: Final = 64  # a client may have a say in what messages are about
+_MAX_LOGGED: Final = 64  # clients may influence the messages
 
 
 def log_limited(prefix: str) -> None:

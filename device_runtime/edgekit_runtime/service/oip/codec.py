@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 _MAX_KEPT: Final = 64
 _MAX_KEPT_STEPS: Final = 1024  # of a model with states: each sequence has requests of its own
 _MAX_KEPT_BYTES: Final = 4096
-_INDEX_BYTES: Final = 4  # no engine takes indices of fewer
+_INDEX_BYTES: Final = 4  # no engine takes smaller indices
 _MAX_CLASS_STRINGS: Final = 1 << 14  # of one output: some microseconds each, on the thread of the loop
-_MAX_COPIED_BYTES: Final = 4096  # from shared memory; less than the rest of a request costs
-_FEW_VALUES: Final = 128  # are written to JSON at once
+_MAX_COPIED_BYTES: Final = 4096  # from shared memory, in less time than the rest of a request takes
+_FEW_VALUES: Final = 128  # values that are written to JSON at once
 _MAX_VALUE_CHARACTERS: Final = 26  # of a number in JSON, with its comma
 _MAX_KEPT_HEADS: Final = 32  # of one request: a model with free sizes has responses of many shapes
 
 RegionMap: TypeAlias = Mapping[str, Region]
-"""Output name -> the region that it goes to."""
+"""A dict from output names to their regions."""
 
 
 class Codec:

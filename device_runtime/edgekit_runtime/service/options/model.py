@@ -9,7 +9,7 @@ from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, Shadow
 from edgekit_runtime.system.engines import MAX_THREADS
 
 MAX_BATCH: Final = 4096
-"""Rows of one run. The warm-up runs all powers of two up to the configured number."""
+"""The maximum rows of a run. The warm-up runs every power of two up to the configured limit."""
 
 SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
 """Order of a swap: load the new version first, or unload the old one first."""

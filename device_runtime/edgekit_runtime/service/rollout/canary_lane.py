@@ -29,7 +29,7 @@ from edgekit_runtime.tensors import Array
 if TYPE_CHECKING:
     from edgekit_runtime.service.scheduling.sequence_lane import SequenceLane
 
-_AHEAD: Final = 2.0  # the candidate may be ahead of its pairs by so many times the calls of one pair
+_AHEAD: Final = 2.0  # the candidate may be ahead by this multiple of the calls of a pair
 
 
 class CanaryLane(Lane):

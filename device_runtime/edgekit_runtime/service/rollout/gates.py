@@ -17,7 +17,7 @@ from edgekit_runtime.service.options.rollout import Gates
 from edgekit_runtime.statistics.confidence_sequences import LogHistogram, share_interval, share_is_above
 
 _TESTS: Final = 5  # agreement, errors, p50, p99, energy: each gets its part of alpha
-_LEAST_FOR_P99: Final = 100  # pairs before one in a hundred is known
+_LEAST_FOR_P99: Final = 100  # pairs from which the p99 is known
 
 
 @dataclass(slots=True)

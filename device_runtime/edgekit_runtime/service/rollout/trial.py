@@ -19,7 +19,7 @@ from edgekit_runtime.service.rollout.shadow_lane import ShadowLane
 from edgekit_runtime.service.serving.served_version import Served, Trial
 from edgekit_runtime.tensors import TensorSpec
 
-_LONG_QUEUE: Final = 16  # calls that wait for the version in use: real ones come first
+_LONG_QUEUE: Final = 16  # calls that wait for the version in use, which go first
 
 Settle: TypeAlias = Callable[[Trial, Promote | Rollback], None]
 

@@ -2,6 +2,6 @@
 
 from typing import Final
 
-# Part of a fraction of the golden ratio: its multiples, less their whole parts, fill 0..1 evenly, and so does
-# every k-th of them, so that two clients that take turns get the same share of the chosen calls each.
+# The fractional part of the golden ratio. The fractional parts of its multiples fill 0..1 evenly, and so does
+# every k-th of them. Two clients that take turns thus get the same share of the chosen calls.
 GOLDEN: Final = 0.6180339887498949

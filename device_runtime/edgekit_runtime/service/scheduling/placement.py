@@ -15,11 +15,11 @@ from typing import Final
 from edgekit_runtime.tensors import Shapes
 
 _WEIGHT: Final = 1 / 8  # of a new value in a mean
-_HICCUP: Final = 8.0  # a run that took more times the mean counts as so many
+_HICCUP: Final = 8.0  # a longer run counts as this multiple of the mean
 _HYSTERESIS: Final = 1.5  # a model leaves the loop at this many times the limit under which it came
 _FIRST_PATIENCE: Final = 3
 _LAST_PATIENCE: Final = 1024
-_MAX_SHAPES: Final = 256  # whose times are kept
+_MAX_SHAPES: Final = 256  # shapes whose times are kept
 # A run of this, or more, freezes the loop, unless the limit is as large. With fifteen busy threads on two
 # cores, 1.3 in a thousand runs of 65 us took that long for want of a core, and 0.04 took 50 ms.
 _FREEZE_S: Final = 10e-3

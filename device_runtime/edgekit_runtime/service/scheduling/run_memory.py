@@ -21,11 +21,11 @@ from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.machine import machine_bytes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-# Activations over inputs and outputs where the package does not say: estimated 2.6 to 41.5 for ten models.
+# Activations over inputs and outputs if the package does not say. It is 2.6 to 41.5 for ten models.
 _ASSUMED_RATIO: Final = 64.0
 _DEFAULT_SHARE: Final = 4  # of the machine's memory: a quarter
 _DEFAULT_BYTES: Final = 1 << 30
-_KEPT_BYTES: Final = 64 << 20  # an engine may keep for the next run; to map it again costs 5 to 10 ms
+_KEPT_BYTES: Final = 64 << 20  # an engine may keep this for the next run. Mapping it takes 5 to 10 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session, share_session
 from edgekit_runtime.tensors import Array, Shapes, find_shapes, input_bytes
 
-_MAX_STOPS: Final = 8  # looks of the pool, thus about 2 s, for an engine to stop
-_LONG_S: Final = 1.0  # of a run that may have no end: others then have its place
+_MAX_STOPS: Final = 8  # checks of the pool, about 2 s, until an engine must stop
+_LONG_S: Final = 1.0  # others then get the place of a run that may be endless
 
 _logger = logging.getLogger(__name__)
 

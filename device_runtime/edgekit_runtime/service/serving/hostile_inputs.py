@@ -28,8 +28,8 @@ _OPERATORS: Final = re.compile(rb"\x22\x03(?:Div|Mod)")
 _FORMATS: Final = frozenset({"onnx", "tflite"})
 _WORKER_BYTES: Final = 1 << 30  # as RLIMIT_DATA counts, of a worker before it opens a model
 _SESSION_FACTOR: Final = 3  # memory of a session over the size of its file: the file, weights, packed weights
-# Operator -> the word that one of its attributes must have (empty: none). Values of its inputs after the
-# first ended the process, or kept it busy for ever, in onnxruntime 1.24.4 or 1.31.1, or LiteRT 2.3.
+# By operator, the word that one of its attributes must have (empty: none). Some values of its inputs after
+# the first ended the process, or kept it busy for ever, in onnxruntime 1.24.4 or 1.31.1, or LiteRT 2.3.
 _UNCHECKED: Final = {
     "GridSample": b"reflection",
     "Pad": b"reflect",

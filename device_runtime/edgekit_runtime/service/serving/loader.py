@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 
 OpenRemote: TypeAlias = Callable[[OpenedPackage, ModelOptions, "Loaded | None"], IsolatedVersion]
-"""Opens a package in a worker of its own, or in that of the version given; see `Supervisor.open`."""
+"""Opens a package in a new worker, or in that of the given version. See `Supervisor.open`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

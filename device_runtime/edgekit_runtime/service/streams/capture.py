@@ -25,7 +25,7 @@ MAX_PACKET_BYTES: Final = 64 << 10
 _MAX_DATA_BYTES: Final = 1 << 30  # of decoders: frames of 4K need a third of it
 _MAX_LOG_BYTES: Final = 1 << 18  # decoders may complain about each frame for months
 _BEAT_S: Final = 0.5
-_LATE_S: Final = 1.0  # a file that is so far behind its own rate goes on from here
+_LATE_S: Final = 1.0  # a file that lags this far behind its rate continues from here
 _QUALITY: Final = 75
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 SLOTS: Final = 3
 PICTURE_BYTES: Final = 1 << 20
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # a shrunk file ends its readers
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # shrinking crashes the readers
 
 
 class FrameMemory:

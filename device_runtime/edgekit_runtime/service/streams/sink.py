@@ -16,7 +16,7 @@ from edgekit_runtime.protocol.streams import hide_password
 from edgekit_runtime.service.streams.source import find_pause_s
 
 _IDLE_S: Final = 5.0
-_END_S: Final = 1.0  # for what waits when a stream ends
+_END_S: Final = 1.0  # for answers that wait when a stream ends
 _MAX_PAUSE_S: Final = 4.0
 _MAX_ERROR: Final = 300
 

@@ -34,7 +34,7 @@ _GROWTH: Final = 1.5
 _OPEN_S: Final = 3.0
 _PROVEN_S: Final = 2.0  # of frames, after which earlier failures no longer count
 _STALL_INTERVALS: Final = 3
-_MAX_PACKETS: Final = 16  # of one turn of the loop
+_MAX_PACKETS: Final = 16  # per turn of the loop
 _VARIABLES: Final = {
     "OPENBLAS_NUM_THREADS": "1",
     "OPENCV_LOG_LEVEL": "ERROR",

@@ -29,12 +29,12 @@ from edgekit_runtime.service.streams.viewers import Viewer, write_part
 
 Answer: TypeAlias = "Mapping[str, Any] | EdgekitError"
 View: TypeAlias = Literal["lines", "pictures", "trial"]
-"""What a client sees: answers and states; pictures with answers; or those with answers of a trial, too."""
+"""What a client gets: answers and states, pictures with answers, or also the answers of a trial."""
 
 State: TypeAlias = Literal["opening", "running", "waiting", "failed", "ended", "stopped"]
 
 _FINAL: Final = ("ended", "failed", "stopped")
-_RECENT: Final = 64  # answers, for frames in a second and mean times
+_RECENT: Final = 64  # answers that give the frame rate and mean times
 _RECENT_S: Final = 5.0
 _MAX_ERROR: Final = 500
 _RETRY_S: Final = 0.5

@@ -8,7 +8,7 @@ from edgekit_runtime.service.options.model import Isolation
 
 _FIRST_DELAY_S: Final = 0.25
 _MAX_FIRST_CRASHES: Final = 3  # while loading for the first time: the machine may have lacked memory
-MAX_FIRST_REFUSALS: Final = 7  # of the system to load it for the first time; with the delays about 8 s
+MAX_FIRST_REFUSALS: Final = 7  # of the system to load it for the first time, about 8 s with the delays
 
 
 class End(Enum):
@@ -17,7 +17,7 @@ class End(Enum):
     CRASH = auto()  # also if it hung or broke the protocol
     REFUSED = auto()  # it reported that the model cannot be loaded
     UNAVAILABLE = auto()  # the system lacks memory, processes or descriptors; this is no fault of the version
-    TRAP = auto()  # a request divided integers so that the processor ended it, or a run cannot be stopped
+    TRAP = auto()  # an integer division of a request crashed it, or a run cannot be stopped
     TRIAL = auto()  # the version on trial is blamed
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.service.workers.worker_handle import WorkerHandle
 
 _POLL_S: Final = 0.005
-OWN_SHARE: Final = 0.8  # of `start_timeout_s` may a version be loading
+OWN_SHARE: Final = 0.8  # share of `start_timeout_s` to load a version
 _TRIES: Final = 3  # to load a version for the first time
 _SPARE_S: Final = 30.0  # for the waits between them, and for processes to end
 _RETRY_AFTER_S: Final = 1.0

@@ -16,7 +16,7 @@ _MAX_LOG_LINES: Final = 20
 BATCH_RANGE: Final = (1, 1, 8)  # smallest, usual, largest
 
 Ranges = Mapping[str, Sequence[Sequence[int]]]
-"""Input name -> smallest, usual and largest shape."""
+"""A dict from input names to the smallest, usual and largest shape."""
 
 
 class RefusedError(Exception):

@@ -21,7 +21,7 @@ from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 from edgekit_runtime.tensors import Array
 
 VOID: Final = 255
-"""Number of no class, as in the masks of Pascal VOC."""
+"""The class of unlabelled pixels in the masks of Pascal VOC."""
 _EXPECTED: Final = "[1, classes, height, width] as `layout` says, or whole numbers [1, height, width]"
 
 

@@ -25,7 +25,7 @@ _MEMBERS: Final = 100
 # The store has `offered` for devices that are started.
 _EXPOSED: Final = tuple("offered" if state == "started" else state for state in EXPOSED_STATES)
 _ORDERS: Final[Mapping[str, str]] = {
-    # The manager does it at its next turn; until then the page shows what is.
+    # The manager carries an order out at its next turn. Until then the page shows the old state.
     "pause": "will pause",
     "resume": "will go on",
     "approve": "has its approval",

@@ -48,7 +48,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "soak_min": f"{_DEFAULTS.soak_s / 60:g}",
     **{limit.name: "" for limit in LIMITS},
 }
-"""Fields of the form and their first values; an empty limit has its default."""
+"""A dict from fields of the form to their initial values. An empty limit means its default."""
 _OPTIONS: Final = ("trial", "approval", "window", "soak_min", *(limit.name for limit in LIMITS))
 
 

@@ -23,7 +23,7 @@ MEMBER_STATES: Final = (
     "returned",
     "waiting",
 )
-"""States of a device in a rollout, in the order in which bars show them."""
+"""The states of a device in a rollout, in the order in which bars show them."""
 _REASONS: Final = 12
 _DEVICES: Final = 5
 

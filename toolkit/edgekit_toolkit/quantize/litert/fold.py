@@ -40,7 +40,7 @@ _OUTPUT_STEP: Final = 16
 _FACTORS: Final = (1, 2, 4)
 # Their depthwise kernels take sixteen channels a step: with half of them a dense convolution is faster.
 _NARROW: Final = 8
-# Largest share of the steps that may be left, for the folding to be worth its reshapes.
+# Folding is worth its reshapes if at most this share of the steps remains.
 _MOST_STEPS: Final = 0.7
 
 

@@ -28,7 +28,7 @@ from edgekit_toolkit.quantize.sensitivity import Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
 ODD_GRAPH = (BackendError, LookupError, TypeError, ValueError, ArithmeticError)
-"""What a graph raises here whose nodes no rule fits, or that the engine refuses."""
+"""The errors that occur here if no rule fits the nodes of a graph, or if the engine refuses it."""
 
 _NOISES = "edgekit_noises"
 # Backward passes in all. A noise is a mean of so many squares, and so is known within a fourth.

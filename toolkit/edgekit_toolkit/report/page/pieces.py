@@ -7,9 +7,9 @@ from edgekit_toolkit.report.document import Label, ReportedDrop, ReportedFigure
 from edgekit_toolkit.report.figures import common_origin, count_samples, exact, shorten, show
 
 MEASURED: ReportedFigure = {"value": 0, "label": "measured", "on": "host"}
-"""Origin of figures that the toolkit counts or measures itself: file sizes, parity, scores."""
+"""The origin of figures that the toolkit counts or measures, such as file sizes, parity and scores."""
 COUNTED: ReportedFigure = {"value": 0, "label": "modelled", "on": "host"}
-"""Origin of figures that follow from shapes: multiply-accumulates."""
+"""The origin of figures that are computed from shapes, such as multiply-accumulates."""
 
 _MEANING = {
     "measured": "taken on the machine named",
