@@ -5,16 +5,16 @@ before the step begins. One thread carries out the steps, so that the loop never
 or an engine. Another thread maintains the connection to the broker. Everything else happens on the thread
 that calls `run`.
 
-Example: an update of `digits` from 1.0.0 to 2.0.0. The left column shows the state of the execution:
+Example: an update of `digits` from 1.0.0 to 2.0.0 begins when a document names 2.0.0. The left column shows
+the state of the update:
 
-    a document names digits 2.0.0      the journal stores it, and a report names its version
     waiting, then downloading          step `download`: after a power cut the download resumes
     installing                         step `install`: the package is verified and becomes the active slot
     trying                             no step, because the service tries 2.0.0 and confirms or rejects it
     succeeded                          the slots have confirmed 2.0.0, and the report is `converged`
 
-If the service rejects 2.0.0, the slots switch back to 1.0.0, and the execution is `failed` with the reason
-from the slots. After a power cut, the agent reads the execution from the journal and continues.
+If the service rejects 2.0.0, the slots switch back to 1.0.0, and the update is `failed` with the reason
+from the slots. After a power cut, the agent reads the state from the journal and continues.
 """
 
 import contextlib

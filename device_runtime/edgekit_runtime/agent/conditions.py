@@ -94,8 +94,8 @@ def find_obstacle(
 ) -> Obstacle | None:
     """Return the condition that prevents the download of `desired_model`, or None.
 
-    A malformed window prevents the download, but a closed window does not. `done_bytes` is the number of
-    bytes that are already downloaded.
+    A download may begin at any time of day, but a malformed `desired_model.window` prevents it. `done_bytes`
+    is the number of bytes that are already downloaded.
     """
     rejection = view.find_rejection(desired_model.manifest_sha256)
     if rejection is not None and not desired_model.is_return:

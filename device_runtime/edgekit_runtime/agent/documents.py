@@ -139,8 +139,8 @@ class Desired:
             number with other content.
         issued_at, expires_at: seconds since 1970. After the document has expired, the device keeps its models
             and reports `stale`, because somebody may be withholding newer documents.
-        epoch: number of the manager's lease. A device refuses a document with a lower number than before,
-            because another manager has replaced its sender.
+        epoch: number of the manager's lease. It rises when another manager takes over. A device refuses
+            documents with a lower epoch.
         models: at most one entry per model.
         sequence: highest number of this device's documents that the manager has accepted. The device
             continues with higher numbers, even if it lost its journal and its clock is wrong.
@@ -316,8 +316,8 @@ class Reported:
         because: one sentence that explains `diverged` or `stale`.
         models, figures: see `ReportedModel` and `ModelFigures`.
         executions: running executions, and the last finished execution of each model.
-        facts: short strings that select and explain a device, such as `target`, `runtime`, `engines`,
-            `free_bytes`, `battery`, `boot`. `live` is the URL of the device's live page, if there is one.
+        facts: a dict from name to value of facts about the device, such as `target`, `runtime`, `engines`,
+            `free_bytes`, `battery`, `boot`. `live` is the URL of the device's live page.
         streams: a dict from name to state of each stream that the fleet wants.
         samples: a dict from the id of an order to its samples.
         settings: a dict from the key of each desired setting to the reason why the setting has no effect. The
@@ -347,9 +347,9 @@ class Hello:
 
     Attributes:
         device: identifier of the device.
-        sequence: number from the same counter as in `Reported`. Both messages of a connection have the same
-            number. A message with a lower number than the newest is outdated.
-        online: False in the last will, whose other fields have no meaning.
+        sequence: number from the same counter as in `Reported`. The first message and the last will of a
+            connection have the same number. Messages with lower numbers are outdated.
+        online: False in the last will. The values of the other fields are then meaningless.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
         reported: sequence of the last report since the device was started, or 0.
         will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the

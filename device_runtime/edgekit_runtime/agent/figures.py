@@ -20,8 +20,8 @@ _GAUGES: Final = {"edgekit_battery_charge_ratio": "battery"}
 def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[ModelFigures, ...]:
     """Return the figures of each version in the service's metrics.
 
-    `metrics` is in Prometheus' text format. If a version has no `agreement` now, because its trial has ended,
-    its value in the earlier figures `before` is used.
+    `metrics` is in Prometheus' text format. `before` contains the previous figures. They supply the agreement
+    of a version whose trial has ended.
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)

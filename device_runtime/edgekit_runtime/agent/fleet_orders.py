@@ -126,9 +126,9 @@ class DeviceSettings:
         logging.getLogger("edgekit_runtime").setLevel(level.upper() if level else self._default_level)
 
     def find(self, key: str) -> str:
-        """Return the value that the owner has fixed, or else the fleet's value.
+        """Return the value of a setting, or an empty string if it has no value.
 
-        The result is empty if there is neither, or the fleet's value is invalid or not allowed.
+        The owner's value takes precedence. An invalid or forbidden value of the fleet is ignored.
         """
         if key in self._fixed:
             return self._fixed[key]
@@ -207,8 +207,7 @@ class DeviceLogs:
 def pack_lines(lines: Sequence[str], count: int) -> str:
     """Compress the last 2 · `count` lines with zlib, and encode them in base64.
 
-    These are `count` lines of the service and `count` lines of the agent. The oldest lines are dropped if the
-    result would exceed 20,000 bytes.
+    The oldest lines are dropped if the result would exceed 20,000 bytes.
     """
     recent = list(lines)[-2 * count :]
     while True:

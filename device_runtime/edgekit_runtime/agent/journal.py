@@ -42,7 +42,7 @@ class Progress:
     Attributes:
         age_s: age of the execution, without the time when the agent was not running.
         failures: number of consecutive failures of the current step.
-        same_failures: number of consecutive failures with the current code, which is `report.code`.
+        same_failures: number of consecutive failures with the same code as the last failure.
         retry_age_s: value of `age_s` at which the step is tried again.
     """
 
@@ -58,10 +58,7 @@ class Progress:
         return self.report.state in ENDED
 
     def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
-        """Return the execution in `state`. If the state is new, the failures are counted from 0 again.
-
-        For `code` and `reason` see `Execution`.
-        """
+        """Return the execution with a state, code and reason. A new state resets the counts of failures."""
         report = replace(self.report, state=state, code=code, reason=reason)
         if state == self.report.state:
             return replace(self, report=report)
@@ -92,7 +89,7 @@ class JournalRecord:
         month: the last month in which steps sent or received bytes, such as `2026-11` (UTC).
         metered_bytes: number of bytes sent and received in that month.
         known_time_s: the newest time in a verified document. If the clock shows an earlier time, it is wrong.
-        executions: the running or else the last finished execution of each model.
+        executions: the running execution of each model, or its last execution if none is running.
         logs_request: name of the last `LogRequest` that was answered.
     """
 
@@ -144,7 +141,7 @@ class Journal:
         self.record = record
 
     def count_metered(self, month: str) -> int:
-        """Return how many bytes steps have transferred in `month`, or 0 if that is not the recorded month."""
+        """Return the number of bytes transferred in `month`, or 0 if another month is recorded."""
         return self.record.metered_bytes if self.record.month == month else 0
 
     def raise_sequence(self, used: int) -> bool:

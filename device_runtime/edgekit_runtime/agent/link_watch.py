@@ -56,8 +56,7 @@ Renewer: TypeAlias = Callable[[bool, float], Renewal]
 class RefusalPause:
     """The pause between requests to the web server while the brokers refuse this device.
 
-    A new certificate ends the `Agent` but not the pause, because the brokers may refuse that certificate,
-    too.
+    The pause continues after a renewal, because the brokers may also refuse the new certificate.
 
     Attributes:
         questions: number of requests to the web server since the last connection.
@@ -190,8 +189,8 @@ class LinkWatch:
     def has_renewed(self, now_s: float, stated_s: float) -> bool:
         """Renew the certificate if necessary, and return whether there is a new certificate.
 
-        The certificate is checked every 6 h, and when the broker refuses the device. The certificate of a new
-        enrolment also counts as new.
+        The certificate is checked every 6 h, and when the broker refuses the device. The result is also True
+        after a new enrolment.
 
         Args:
             now_s: time of the monotonic clock.

@@ -184,7 +184,7 @@ class EndedCertificateError(ssl.SSLCertVerificationError):
     """The certificate of a server has expired according to the trusted time.
 
     Attributes:
-        least_s: lower bound of the time, in seconds since 1970. None if the clock is not behind this bound.
+        least_s: lower bound of the time, in seconds since 1970, or None if the clock is later.
     """
 
     def __init__(self, trusted_time: TrustedTime) -> None:

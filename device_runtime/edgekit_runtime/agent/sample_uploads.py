@@ -36,13 +36,13 @@ class SampleUploads:
         return bool(self._waiting)
 
     def list_held(self, orders: Sequence[SampleOrder], conditions: DeviceConditions) -> tuple[str, ...]:
-        """Return the ids of the orders whose samples must wait for their window."""
+        """Return the ids of the orders whose samples may not be sent at this time of day."""
         return tuple(order.id for order in orders if check_window(order.window, conditions) is not None)
 
     def may_send(
         self, now_s: float, orders: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
-        """Return whether a sample can be sent now, and the owner of the device allows it.
+        """Return whether a sample is waiting and may be sent now.
 
         `orders` is the result of `list_held`. `stated` is the result of `control.read_samples`.
         """

@@ -143,7 +143,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return texts that most packages contain, as raw LZMA data. Streams with `WORDS_MODEL` continue it."""
+    """Return texts that most packages contain, as raw LZMA data. They precede streams with `WORDS_MODEL`."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -438,8 +438,8 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
     """Multiply numbers by one factor, for example to compute the scales of a bias from those of the weights.
 
     Args:
-        factors: the bytes of float32 [n], which are the previous run of 4-byte words.
-        bits: the float32 factor as a 32-bit integer.
+        factors: the bytes of the numbers, float32 [n].
+        bits: the bits of the float32 factor as an integer.
 
     Returns:
         uint8 [4 n], the products as float32 [n]. They are computed in double precision.

@@ -92,8 +92,8 @@ class RepositoryClient:
         Args:
             path: path of the file, `CLASS/NAME`.
             target: device class of this device. Files of other classes are not returned.
-            known_time_s: a time that has certainly passed, in seconds since 1970. It replaces the time of a
-                clock that is behind.
+            known_time_s: a time in the past, in seconds since 1970. It is used if the clock shows an
+                earlier time.
             count: called with the number of bytes received.
 
         Raises:

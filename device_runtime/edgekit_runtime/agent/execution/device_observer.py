@@ -24,11 +24,10 @@ _YOUNG_S: Final = 3600.0  # figures are sent often for this time after an execut
 class DeviceObserver:
     """Reads the slots, the index of the service and the figures of the service.
 
-    It reads the slots after each change, the index every few seconds, and the figures less often. Each
-    `now_s` is a time of the monotonic clock.
+    It reads the slots after each change, the index every few seconds, and the figures less often.
 
     Attributes:
-        views: a dict from model to its state.
+        views: a dict from the name of each model to its state.
     """
 
     def __init__(self, installer: Installer, now_s: float) -> None:
@@ -52,9 +51,10 @@ class DeviceObserver:
 
         Args:
             now_s: time of the monotonic clock.
-            is_step_running: whether a step is running. If so, the service is asked only at the usual
-                interval, not after each change of the slots.
-            is_under_way: whether an execution is under way. If so, the service is asked every second.
+            is_step_running: whether a step is running. If not, the service is also asked after each
+                change of the slots.
+            is_under_way: whether an execution is under way. If so, the service is asked every second,
+                otherwise every 3 s.
         """
         fingerprint = dict(self._installer.fingerprint())
         if fingerprint == self._fingerprint and now_s < self._service_s:

@@ -3,8 +3,8 @@
 The libraries for a step, such as python-tuf and numpy, need at least 20 MB of memory, and an agent uses them
 for only some seconds a month. The process and the agent exchange lines of JSON:
 
-    agent -> process    the order, and `"stop"` to stop the step
-    process -> agent    `StepNews`: twice a second, after 64 KiB, and at the end
+    to the process      the order, and `"stop"` to stop the step
+    to the agent        a `StepNews` twice a second, after each 64 KiB, and at the end
 """
 
 import contextlib

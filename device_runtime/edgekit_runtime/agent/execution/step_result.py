@@ -23,7 +23,7 @@ class StepOrder:
     Attributes:
         step: the step that `reconcile` returned.
         most_bytes: maximum number of bytes that a download receives or an upload sends, or None.
-        known_time_s: a time that has certainly passed, in seconds since 1970, in case the clock is behind.
+        known_time_s: a time in the past, in seconds since 1970. It is used if the clock is behind.
         bytes_per_s: maximum rate in bytes per second, or None.
         held_orders: ids of the orders whose samples must not be sent yet.
     """

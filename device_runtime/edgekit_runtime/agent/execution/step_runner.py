@@ -86,10 +86,10 @@ class StepRunner:
         return results
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return how many bytes the last download, refresh or upload transferred.
+        """Return the number of bytes transferred since the last call.
 
         Returns:
-            The execution or '', the bytes transferred since the last call, and the size of the partial file.
+            A tuple of the execution or '', the number of bytes, and the size of the partial file.
         """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
@@ -110,8 +110,8 @@ class StepRunner:
         """Stop the current step if it is no longer needed.
 
         Args:
-            downloading: executions whose download may continue.
-            under_way: executions whose steps other than a download may continue.
+            downloading: names of the executions that may download.
+            under_way: names of the executions that may carry out other steps.
         """
         step = self._step
         if step is None or step.desired_model is None:
