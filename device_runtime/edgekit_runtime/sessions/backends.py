@@ -27,7 +27,7 @@ def open_session(
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of a variant. If the engine of a backend is not installed, its fallback is used.
+    """Return a session of a variant. If its engine is not installed, the fallbacks are tried in order.
 
     The results of earlier tournaments and tuning on this machine are used, see `local_results`.
 

@@ -23,14 +23,13 @@ class LatencyLimits:
     """Limits of `measure_latency`.
 
     Attributes:
-        min_rounds: The number of rounds that are measured even after the time limit.
+        min_rounds: The minimum number of measured rounds, even if they exceed the time limit.
         max_rounds: The maximum number of measured rounds.
-        time_limit_s: The time since the start of the warm-up, in seconds, after which no further round
-            starts.
+        time_limit_s: The time limit in seconds, including the warm-up. After it, no further round starts.
         precision: Stop early when the 95 % confidence interval of each median is within this fraction of the
             median. 0 disables this.
-        batch_s: The time in seconds that a session should run in each round. Shorter inferences are repeated,
-            and their mean is used. With 0, each round runs one inference.
+        batch_s: The time in seconds for which each session runs in a round. Shorter inferences are repeated,
+            and their mean latency is used. If it is 0, each session runs one inference per round.
     """
 
     warmup_rounds: int = 2
@@ -118,7 +117,7 @@ def measure_latency(
 ) -> dict[str, Latency]:
     """Measure and return the latency of each session.
 
-    Each round runs all sessions in a new random order. `limits.batch_s` states for how long.
+    Each round runs all sessions in a new random order, each for about `limits.batch_s` seconds.
 
     Args:
         sessions: A dict from names to functions that run one inference.

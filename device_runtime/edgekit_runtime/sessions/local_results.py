@@ -1,9 +1,9 @@
-"""Stores results of this machine: the winners of tournaments, the options from tuning, and tested packages.
+"""Stores results of this machine: the winners of tournaments, tuned options and passed self-tests.
 
 A winner changes the order in which the backends of the signed manifest are tried. Tuned options affect only
-the speed. They are valid for one package, engine release and number of processors. The result of a test is
-valid for one package, processor and set of engine releases. Unreadable files are ignored, and the oldest
-files are deleted.
+the speed, and are valid for one package, engine release and number of processors. A passed self-test is valid
+for one package, processor and set of engine releases. Unreadable files are ignored, and the oldest files are
+deleted.
 """
 
 import contextlib

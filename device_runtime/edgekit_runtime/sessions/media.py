@@ -1,7 +1,7 @@
 """A session that decodes pictures and sound before the model runs.
 
-A manifest enables it with the backend option `decode`, such as `{"pixels": "jpeg"}`. A file is one row, and
-calls are not batched.
+A manifest enables it with the backend option `decode`, such as `{"pixels": "jpeg"}`. Each call decodes one
+file per input. Calls are not batched.
 """
 
 import math
@@ -21,8 +21,8 @@ class MediaSession:
     """A session that decodes files for some inputs, and runs another session with the decoded arrays.
 
     Attributes:
-        inputs: The inputs of the model. A decoded input takes the content of one file as uint8 [bytes].
-        outputs: The outputs of the model. A free number of rows is replaced by 1, because a file is one row.
+        inputs: The inputs of the model. A decoded input is a 1-D uint8 array with the content of one file.
+        outputs: The outputs of the model. If the number of rows is free in the model, it is 1 here.
         is_concurrent: Whether several threads can run the session at once.
     """
 

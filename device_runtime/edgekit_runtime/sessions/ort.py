@@ -162,7 +162,7 @@ class OrtSession:
     def trim(self, inputs: Mapping[str, Array]) -> None:
         """Return the memory of earlier runs to the system. After `close`, do nothing.
 
-        The model runs once more with `inputs`, and the memory of these outputs is not returned.
+        onnxruntime does this at the end of a run, so the model runs once more with `inputs`.
 
         Raises:
             BackendError: onnxruntime failed, and no memory was returned.
@@ -296,9 +296,7 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Yield the path at which a graph with external weights can be opened: `path` or a link to it.
-
-    The graph cannot read other files.
+    """Yield a path at which a graph with external weights can be opened. The graph cannot read other files.
 
     Args:
         path: The path of the graph.
@@ -307,7 +305,7 @@ def with_weights(
         settings: The options of the session, which are changed in place.
 
     Raises:
-        BackendError: The name leads outside the folder of the graph.
+        BackendError: `name` is not a valid path of an artifact.
     """
     if hasattr(settings, "add_external_initializers_from_files_in_memory"):
         settings.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
@@ -329,7 +327,7 @@ def with_weights(
 
 
 def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
-    """Return the settings for `options`, except `disabled_optimizers`, `narrow_weights` and `weights`.
+    """Return the settings for `options`. Ignore `disabled_optimizers`, `narrow_weights` and `weights`.
 
     Raises:
         ImportError: onnxruntime is not installed.

@@ -1,4 +1,4 @@
-"""Decides when workers are restarted, and when the version is given up."""
+"""Decides when workers are restarted, and when a version is rejected."""
 
 from enum import Enum, auto
 from typing import Final
@@ -37,7 +37,7 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Decides when the workers of a model are restarted, from the reasons and times of their ends."""
+    """Decides when the workers of a model are restarted, based on how earlier workers ended."""
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation

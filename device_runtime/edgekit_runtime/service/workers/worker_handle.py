@@ -1,7 +1,7 @@
 """Starts, monitors and ends one worker process, and lends connections to it.
 
-After a worker has ended, its connections are answered or closed, depending on the last state that the worker
-wrote for each of them, see `lease`.
+After a worker has ended, each of its connections is answered or closed. This depends on the last state of the
+connection that the worker wrote, see `lease`.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ class WorkerHandle:
         self.channel.send(Kind.MAIN_FORGET_REGION, name.encode(errors="surrogatepass"))
 
     def add_region(self, region: Region) -> None:
-        """Allow requests of the worker to use `region`."""
+        """Allow requests of the worker to use a region of shared memory."""
         name, key = (text.encode(errors="surrogatepass") for text in (region.name, region.key))
         words = REGION.pack(region.offset_bytes, region.size_bytes, region.is_mapped, len(name))
         self.channel.send(Kind.MAIN_REGION, words + name + key, region)
@@ -175,8 +175,8 @@ class WorkerHandle:
     def check_heartbeat(self) -> None:
         """Kill the process if it hangs or loads for too long. Call this every `HEARTBEAT_S` seconds.
 
-        The time since the last heartbeat is the number of calls of this method times `HEARTBEAT_S`. A pause
-        of the whole service therefore does not count as a hang.
+        The time without a heartbeat is measured in calls of this method. A pause of the whole service
+        therefore does not count as a hang.
         """
         self._silent_s += HEARTBEAT_S
         isolation = self._isolation

@@ -45,9 +45,9 @@ class LiteRtSession:
     If the file has exactly one signature, and it covers all inputs and outputs, the names come from the
     signature. Otherwise they are the tensor names of the file, such as `serving_default_x:0`.
 
-    With `options.float_io`, `run` quantizes float32 inputs to int8, uint8 or int16 codes with one scale, and
-    dequantizes the outputs. The dtype in `inputs` and `outputs` is then float32. Without this option, the
-    dtypes are those of the file. Integers without a scale are never converted.
+    With `options.float_io`, quantized inputs and outputs are float32 for the caller, and `run` converts them.
+    This is supported for int8, uint8 and int16 tensors with a single scale. Without this option, the dtypes
+    are those of the file. Integer tensors without a scale are never converted.
 
     Attributes:
         inputs: The specifications of the inputs. Free dimensions are named by input and axis, such as

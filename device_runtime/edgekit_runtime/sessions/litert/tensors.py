@@ -34,7 +34,7 @@ def read_tensors(
 
     Args:
         interpreter: An interpreter of ai-edge-litert or tflite-runtime.
-        float_io: Whether quantized tensors are float32 for the caller.
+        float_io: Whether the session converts quantized tensors from and to float32.
 
     Raises:
         BackendError: A tensor has an unsupported type, an invalid quantization or a name that is not text, or

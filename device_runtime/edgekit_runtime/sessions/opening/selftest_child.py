@@ -4,8 +4,9 @@
 standard error if the test fails. REQUEST is a JSON object:
 
 - `package`: The path of the package.
-- `sha256`: The digest of the verified manifest. Without it, the device's keys verify the package.
-- `submodel`, `variants`, `threads`: What to open. The default is the preferred variant of the whole model.
+- `sha256`: The digest of the verified manifest. If missing, the package is verified with the device's keys.
+- `submodel`, `variants`: The part to open. The default is the preferred variant of the whole model.
+- `threads`: The number of threads per inference.
 - `forget`: If true, a success is not stored, see `package_opening`.
 """
 
