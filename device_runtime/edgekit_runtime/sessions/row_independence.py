@@ -23,12 +23,12 @@ def has_free_rows(model: Session | Manifest) -> bool:
 
 
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
-    """Return whether a row has the same outputs alone as in a batch with much larger and smaller values.
+    """Return whether each row of a batch has the same outputs as when it is run alone.
 
-    The test detects models that compute a scale, a norm or a maximum over all rows. Integer and bool inputs
-    may be indices, so their test values are taken from `inputs`. The result is also False if a first
-    dimension is not free, an input has no rows, or the engine refuses the batch. Float outputs may differ by
-    0.1 % of the largest value in the row. Integer outputs must be equal.
+    The batch contains rows with much larger and smaller values, to detect models that compute a scale, a norm
+    or a maximum over all rows. Integer and bool inputs may be indices, so their values are taken from
+    `inputs`. Float outputs may differ by 0.1 % of the largest value in the row. Integer outputs must be equal.
+    The result is also False if a first dimension is not free, or the engine refuses the batch.
 
     Args:
         session: The session to test. It runs four times.

@@ -65,7 +65,7 @@ class GoldenCase:
         rows: The other golden rows, each a pair of a seed and the expected outputs. `resample` creates the
             inputs of a row from `inputs` and the seed.
         answerer: Checks that the outputs can be decoded, or None.
-        members: A dict from the stage of a pipeline to the golden tensors of its model.
+        members: A dict from the name of a pipeline stage to the golden tensors of its model.
     """
 
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
@@ -78,7 +78,7 @@ class GoldenCase:
         """Run the session on all golden rows and compare its outputs with the golden outputs.
 
         Raises:
-            DataError: The session has other inputs.
+            DataError: The inputs of the session differ from the golden inputs.
         """
         # Those of members first: they say which model is wrong.
         sessions: Mapping[str, Session] = getattr(session, "sessions", {})
@@ -115,7 +115,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return the answerer of a package, or None if it has neither preprocessing nor task nor labels."""
+    """Return the answerer of a package, or None if the package does not need one."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need
@@ -140,7 +140,7 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
     """Run the session on the golden inputs and compare its outputs with the golden outputs.
 
     Raises:
-        DataError: The session has other inputs than the manifest states.
+        DataError: The inputs of the session differ from the golden inputs.
     """
     return read_golden(package).check(session)
 

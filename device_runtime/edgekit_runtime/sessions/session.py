@@ -45,19 +45,19 @@ class Session(Protocol):
 
 
 class OpenBackend(Protocol):
-    """The type of `open` in the record of an engine, which opens the model of a package."""
+    """The type of `Engine.open`, which opens the model of a package."""
 
     def __call__(self, package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
         """Return a session for `choice.artifact` of `package`.
 
         Args:
-            package: the verified package; the session must not need it after this returns.
-            choice: the artifact to open and the backend's own options.
-            threads: threads of one inference, in place of those in the options; None leaves them.
+            package: The verified package. It may be closed after this returns.
+            choice: The artifact to open and the options of the backend.
+            threads: The number of threads per inference. The default is set by the options.
 
         Raises:
-            EngineMissingError: the engine is not installed.
-            BackendError: the engine refused the model or an option.
+            EngineMissingError: The engine is not installed.
+            BackendError: The engine refused the model or an option.
         """
 
 

@@ -109,7 +109,7 @@ def open_first(
 def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choice:
     """Open the first candidate whose package is intact, and record the new state and the start.
 
-    If the state file cannot be written, the start is not counted, and healthy versions come first.
+    If the state file cannot be written, the start is not counted, and healthy versions are tried first.
 
     Args:
         folder: The folder of the model.

@@ -176,7 +176,7 @@ class ModelFolder:
         return is_named if loaded.problem is None else not loaded.replaceable
 
     def remove(self, item: Installed, *, factory: bool) -> None:
-        """Remove a package that no state names. Errors are ignored. See `write` for `factory`."""
+        """Remove the package file of `item`. Errors are ignored. See `write` for `factory`."""
         with contextlib.suppress(OSError):
             path = self.path / _file_name(item, factory=factory)
             self._disk.remove(path)

@@ -114,8 +114,8 @@ class ModelState(Record):
     def current(self) -> Installed | None:
         """The package to open first, or None if nothing is installed.
 
-        If the active package is missing or rejected, this is the factory package if there is one. Otherwise,
-        it is the active package.
+        This is the active package, unless it is missing or rejected and there is a factory package. In that
+        case, this is the factory package.
         """
         is_rejected = self.active is not None and self.active.health == REJECTED
         return self.factory or self.active if is_rejected else self.active or self.factory

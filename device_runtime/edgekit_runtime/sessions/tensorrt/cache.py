@@ -43,14 +43,14 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKey:
-    """Everything on which an engine depends.
+    """The properties that identify a built engine.
 
     Attributes:
         model_sha256: The digest of the ONNX model.
         tensorrt: The version of TensorRT.
         power_mode: The power mode for which TensorRT chose kernels, see `read_power_mode`.
         options: The build options as canonical JSON.
-        builder: The revision of this code.
+        builder: The revision of the code that builds engines.
     """
 
     model_sha256: str
@@ -98,7 +98,7 @@ class CacheEntry:
 
 
 class EngineCache:
-    """A folder with timing caches and up to eight engines. A `local_key` encrypts the engines."""
+    """A folder with timing caches and up to eight engines. With a `local_key`, engines are encrypted."""
 
     __slots__ = ("root",)
 

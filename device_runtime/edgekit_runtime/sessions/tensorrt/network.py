@@ -28,7 +28,7 @@ class ParseError(RefusedError):
 
 
 def make_log(trt: Any) -> Any:
-    """Return a TensorRT logger. Its `errors` has the first 20 errors and its `text` joins them."""
+    """Return a TensorRT logger. `errors` contains the first 20 errors, and `text` joins them."""
 
     class BuildLog(trt.ILogger):  # type: ignore[misc]  # its type is not known here
         def __init__(self) -> None:
@@ -70,10 +70,10 @@ def _parser_error(error: Any) -> str:
 
 
 def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
-    """Return the optimization profile for inputs with free dimensions, or None if there are none.
+    """Return the optimization profile, or None if no input has free dimensions.
 
-    `ranges` is a dict from the names of these inputs to their shapes. An input may be missing if only its
-    first dimension is free. `BATCH_RANGE` is then used.
+    `ranges` is a dict from the names of inputs with free dimensions to their shapes. If only the first
+    dimension of an input is free, the input may be missing. `BATCH_RANGE` is then used.
 
     Raises:
         RefusedError: `ranges` has an unknown input or lacks an input.
