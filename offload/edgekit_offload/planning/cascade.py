@@ -1,8 +1,8 @@
-"""Chooses the threshold of a cascade, in which a small model asks the server if it is not confident.
+"""Chooses the threshold of a cascade of a small model on the device and a large model on the server.
 
-The threshold is chosen on one half of the samples. The other half is used to confirm that the cascade agrees
-with the large model as often as required. If it does not, or if the cascade is never the best plan, it is
-refused with a reason.
+If the small model is not confident, the request is sent to the large model. The threshold for this decision
+is chosen on one half of the samples. The other half is used to confirm that the cascade agrees with the large
+model as often as required. Otherwise, or if it is never the best plan, the cascade is refused with a reason.
 """
 
 import math
@@ -222,9 +222,10 @@ class CascadeInputs:
 
     Attributes:
         small: The ONNX model for the device. It has the same inputs and single output as the large model.
-        agreement: The required fraction of requests with the answer of the large model.
+        agreement: The required fraction of requests with the same answer as the large model.
         feeds: The samples for choosing and confirming the threshold, one request each.
-        classes: The outputs of the large model that are class scores. Probabilities are detected.
+        classes: The outputs of the large model that are class scores. Outputs with class probabilities are
+            detected and need not be listed.
     """
 
     small: OpenedModel

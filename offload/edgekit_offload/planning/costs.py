@@ -1,4 +1,4 @@
-"""Computes the costs of a graph of kernels under given conditions, in the form of the solver.
+"""Computes the costs of a graph of kernels under given conditions, in the form that the solver needs.
 
 Inputs that the server needs are sent like other tensors. A round trip is added once to each request that uses
 the link. The outputs of the server are sent back. TCP's slow start is not included because it is not linear.
@@ -163,10 +163,10 @@ class GraphCosts:
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """The power of a device above idle in watts, from which energies are modelled.
+    """The power of a device in watts, not including its idle power. It is used to model energies.
 
     Attributes:
-        radio_w: The power while the device sends, waits for a reply or receives.
+        radio_w: The power while the device sends, receives or waits for a reply.
     """
 
     compute_w: float
@@ -186,7 +186,7 @@ class DeviceLimits:
     memory_bytes: float | None = None
 
     def of(self, costs: GraphCosts) -> tuple[Limit, ...]:
-        """Return the limits for the solver, for as many tiers as `costs.seconds` has."""
+        """Return the limits in the form that the solver needs, for the tiers of `costs`."""
         limits = () if self.memory_bytes is None else memory_limits(costs, self.memory_bytes)
         if self.weights_bytes is not None:
             limits += (weight_limit(costs, self.weights_bytes),)
@@ -292,11 +292,11 @@ def pinned_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArr
 def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     """Return limits that keep weights and live activations on the device within a number of bytes.
 
-    Each limit belongs to a kernel. If the kernel runs on the device, the weights there and the tensors that
-    are live at that time must fit (`device_bytes`). A kernel needs no limit if it depends on a kernel with at
-    least as much live memory, because that kernel is on the device too.
+    Each limit belongs to a kernel. If the kernel runs on the device, the device's memory must be large enough
+    for all its weights and for the tensors that are live while the kernel runs. A kernel needs no limit if it
+    depends on a kernel with at least as much live memory, because that kernel is on the device too.
 
-    A tensor counts if it is made on the device. After its last reader, it counts only if it is sent.
+    The inputs and the tensors that are computed on the device count. See `device_bytes` for when they are live.
     """
     graph = costs.graph
     first, last = _lifetimes(graph)

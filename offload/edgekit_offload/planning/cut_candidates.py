@@ -65,7 +65,8 @@ class CutCandidate:
     def key(self) -> _Key:
         """The tiers, the sent tensors with their codings, and the size of the reply.
 
-        Equal cuts have equal keys, even with two codings that both change none of the sent tensors.
+        Two cuts have the same key if they send the same data. Their codings may still have different names,
+        because a coding can leave all sent tensors unchanged.
         """
         sent = tuple((tensor.name, tensor.coding) for tensor in self.sent)
         return self.cut.tiers, sent, self.plan.costs.download_bytes
@@ -150,7 +151,7 @@ class CutSearchResult:
     Attributes:
         tiers: The fastest placement on three tiers for each link.
         attacked: The number of cuts whose leakage was checked.
-        over: The leakage of each cut that exceeds the limit, or None where it is unknown.
+        over: The leakage of each refused cut, or None for a cut whose leakage is unknown.
         is_ended: Whether all cuts that might keep the limit were tried. It is False if `MAX_ROUNDS` was
             reached.
     """
@@ -173,8 +174,8 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
     Args:
         search: The settings.
         base: The plans without a cut. A cut must improve on the best of them.
-        progress: Called with the name of the step, the number of solved conditions, and the number of all.
-            Unknown numbers are None.
+        progress: Called with the name of the step, the number of solved conditions, and the total number of
+            conditions. Unknown numbers are None.
     """
     result, cut_numbers, tier_numbers = CutSearchResult(), count(1), count(1)
     pins = dict.fromkeys(search.costs.codings, search.pinned)

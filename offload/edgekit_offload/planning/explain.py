@@ -24,8 +24,8 @@ def explain_candidate(candidate: Candidate, kernels: int, *, is_reserve: bool = 
     Args:
         candidate: A candidate without `explanation`.
         kernels: The number of kernels in the model.
-        is_reserve: Whether the candidate is in the table only for inputs that the best candidates cannot
-            send.
+        is_reserve: Whether the candidate is in the table only as a fallback, for inputs with values that the
+            best candidates cannot encode.
     """
     costs = candidate.plan.costs
     if candidate.kind == "local":
@@ -56,7 +56,8 @@ def explain_plan(
 ) -> tuple[str, ...]:
     """Return sentences that say under which conditions offloading is better than running locally.
 
-    `bandwidths` (Mbit/s) and `rtts` (ms) are those of the grid. `unit` is the unit of the scores.
+    `bandwidths` (Mbit/s) and `rtts` (ms) are those for which the candidates have scores. `unit` is the unit
+    of the scores.
     """
     sentences = []
     too_lossy = [candidate for candidate in candidates if candidate.is_over_loss]

@@ -111,15 +111,16 @@ class _Seconds:
 
 @dataclass(slots=True, kw_only=True)
 class CutMeasurement:
-    """Extracts and measures cuts and uploads. It is a `Measure` for the planner.
+    """Extracts and measures cuts and uploads. This class implements `Measure` for the planner.
 
     Attributes:
         feeds: The samples, one request each.
         seconds: The measuring time of each machine.
         options: The options of the model and its submodels that differ from the defaults of `OrtOptions`.
-        classes: The outputs that are class scores. Probabilities are detected.
+        classes: The outputs that are class scores. Outputs with class probabilities are detected and need not
+            be listed.
         splits: A dict from the name of a plan to its submodels. Each measurement adds entries.
-        usual_s: `MachineFacts.usual_s` of the device during the measurement, or None before it.
+        usual_s: `MachineFacts.usual_s` of the device in the last measurement, or None if there was none.
     """
 
     model: OpenedModel
@@ -339,9 +340,9 @@ def leakage_of(
 ) -> Callable[[Sequence[SentTensor]], Leakage | None]:
     """Return a function that measures how well an attacker can reconstruct an input from sent tensors.
 
-    If there are several inputs, the one with the highest leakage counts. If the sent tensors exceed
-    `max_bytes`, fewer samples are used, but at least `LEAST_FOR_LIMIT`. If this is not enough, the attacker
-    gets a random selection of the values.
+    If the model has several inputs, the highest leakage of an input is returned. If the sent tensors exceed
+    `max_bytes`, fewer samples are used, but at least `LEAST_FOR_LIMIT`. If their tensors are still too large,
+    the attacker gets a random selection of the values.
 
     Args:
         model: The ONNX model.

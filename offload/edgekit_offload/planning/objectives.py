@@ -1,4 +1,4 @@
-"""The objective of a plan with the values that it needs, for the solver and the planner."""
+"""The objective of a plan, with the required powers, limits and rates."""
 
 from dataclasses import dataclass
 from typing import Final

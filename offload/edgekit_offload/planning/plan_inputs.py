@@ -37,7 +37,7 @@ class ExtractedPlan:
 
 
 class Measure(Protocol):
-    """Extracts candidates as submodels and measures them in turns. Candidates that fail are refused."""
+    """Extracts the submodels of candidates and measures them. Candidates that fail are refused."""
 
     def __call__(
         self, uploads: Sequence[UploadCandidate], cuts: Sequence[CutCandidate]
@@ -59,12 +59,13 @@ class PlanInputs:
         keep_on_device: The names of tensors that must stay on the device, or `input`.
         edge: The profile of an edge machine between device and server, if there are three tiers. The device
             then sends to this machine.
-        measure: Extracts and measures candidates. With None, costs are only sums over kernels.
+        measure: Extracts and measures candidates. If it is None, the costs are sums over kernels.
         leakage: Measures the leakage of sent tensors, or None.
         cascade: The small model of a cascade and the required agreement.
-        max_loss: The fraction of answers that a coding may make wrong, including one standard error. The loss
-            is unknown if no outputs are known to be classes, nothing was run, or there are too few real
-            samples. If `max_loss` is below 1, codings with an unknown loss are not used.
+        max_loss: The maximum fraction of answers that a coding may make wrong. It limits the estimated loss
+            plus one standard error. The loss is unknown if no outputs are known to be classes, nothing was
+            run, or there are too few real samples. If `max_loss` is below 1, codings with an unknown loss are
+            not used.
         has_samples: Whether `feeds` are the user's data. The loss is not estimated from golden or generated
             inputs.
         is_server_modelled: Whether the server's profile is scaled from another machine.

@@ -77,7 +77,8 @@ def check_server(access: ServerAccess, name: str) -> None:
 def probe_server(access: ServerAccess, profile: ModelProfile, feeds: Feeds, seconds: float) -> ProbedServer:
     """Measure the link to a server, and the server's time for the whole model.
 
-    `profile` is that of the model on this machine. `feeds` are one request. `seconds` is the measuring time.
+    `profile` is the model's profile on this machine. `feeds` are the inputs of the request that is measured.
+    `seconds` is the measuring time.
 
     Raises:
         CutError: The server does not serve the model.

@@ -36,14 +36,14 @@ class PlannedMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedLimit:
-    """A limit that all placements compared by a certificate keep.
+    """A limit of a certificate. Only placements within this limit are compared.
 
     Attributes:
         name: The limited quantity, such as `latency` or `weights on the device`.
         at_most: The limit in `unit`.
         unit: Seconds or bytes.
-        server_waits: For a limit of the latency, the included waiting time on the server, as a multiple of
-            the server's time.
+        server_waits: The waiting time on the server that a latency limit includes, as a multiple of the
+            server's computing time.
     """
 
     name: str
@@ -98,8 +98,8 @@ class SentTensor:
     Attributes:
         coding: `raw`, `int8`, `int4`, `uint8`, `delta`, or a media codec such as `jpeg:90`.
         raw_bytes, sent_bytes: The size in a request before and after coding and compression.
-        rounding: How a 16-bit coding rounds values that it cannot restore exactly, or the sample rate of
-            sound. Otherwise empty.
+        rounding: A text that says how a 16-bit coding rounds values, or at which rate sound is sampled. It is
+            empty for other codings.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Candidate:
             latency limit is exceeded.
         wins: The ranges in which it is the best, possibly empty.
         in_table: Whether it is in the cut table. A candidate without `wins` may be in the table because it is
-            the best under load, or for inputs that the best plans cannot send.
+            the best under load, or because it can encode values that the best plans cannot.
         kernels_on_device: The number of kernels in the head of a cut.
         device_bytes: The modelled size of weights and activations, or None if it is unknown.
         devices_per_server: The modelled number of devices per server at the latency limit, only for the
@@ -229,11 +229,11 @@ class PlanningResult:
         unit: The unit of `Candidate.score`.
         bandwidths_mbit_s, rtts_ms: The grid.
         candidates: The candidates: local, uploads and cuts, in this order.
-        table: The plans for the package. Each is the best under some conditions, or for inputs that other
-            plans cannot send.
+        table: The plans for the package. Each plan is `local`, is the best under some conditions, or can
+            encode values that the best plans cannot.
         kernels: The number of kernels in the graph, or 0 if the model cannot be cut.
         samples: The number of samples on which sizes and accuracy were measured.
-        max_loss: The fraction of answers that a coding may make wrong, including one standard error.
+        max_loss: The maximum fraction of answers that a coding may make wrong, see `PlanInputs`.
         sentences: Sentences that say when offloading is better, see `explain_plan`.
         tiers: The fastest placements on three tiers, empty without an edge machine.
     """

@@ -77,14 +77,16 @@ def find_cuts(
     *,
     compares_up_to: int = FEW_PLACEMENTS,
 ) -> tuple[OptimalCut, ...]:
-    """Return the cuts that are cheapest under some conditions, without the whole model on the device.
+    """Return the placements that are cheapest under some conditions.
+
+    The placement of the whole model on the device is not included.
 
     Args:
         costs: The graph with its measurements.
         conditions: The links and loads. No link may be down.
         goal: The objective.
         pinned: Whether a tensor must not leave the device, bool [tensors].
-        progress: Called with the number of solved conditions and the number of all.
+        progress: Called with the number of solved conditions and the total number of conditions.
         compares_up_to: As for `Cuts`.
 
     Raises:

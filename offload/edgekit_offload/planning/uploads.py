@@ -53,7 +53,8 @@ class WholeModel:
 
     Attributes:
         server_s: The time of the model on the server.
-        output_bytes, outputs: The size in bytes and the number of all outputs of a request.
+        output_bytes: The total size of the outputs of one request.
+        outputs: The number of outputs of the model.
         device_slowdown, server_slowdown: The ratios of the device's and server's time to this machine's time.
     """
 
