@@ -17,7 +17,7 @@ class Difference:
     Attributes:
         at: The time of the decision in the log, in seconds since 1970.
         logged: The decision in the log.
-        decided: The decision of the replay, or None.
+        decided: The decision in the replay, or None if the replay makes no decision at this time.
     """
 
     at: Annotated[float, Range(0, 10**11)]

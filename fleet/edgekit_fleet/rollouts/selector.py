@@ -1,17 +1,18 @@
 """Selectors of devices, such as `class=jetson and site in (lyon, "new york") and not beta`.
 
     all                       every device
-    site=lyon, site!=lyon     the tag or fact has (not) this value, with `*`, `?` and `[..]` as in a shell
-    site in (lyon, nice)      it has one of these values, or none of them with `site not in (...)`
-    beta                      the device has a tag or fact of this name
+    site=lyon                 the tag or fact `site` is `lyon`
+    site!=lyon                the tag or fact is not `lyon`, or the device has none
+    site in (lyon, nice)      the tag or fact is `lyon` or `nice`
+    site not in (lyon, nice)  the tag or fact is neither of them, or the device has none
+    beta                      the device has a tag or fact `beta`
     model:detector=1.4.0      the device runs this version of the model
     not A, A and B, A or B    `not` binds most tightly, `or` least tightly, and parentheses group
 
-An operator sets tags, and a device reports facts. A tag hides a fact of the same name. The facts `battery`,
-`boot`, `clock` and `free_bytes` change with nearly every report and are not indexed. A selector that names
-one of them is refused, even if a tag has the same name. A class also matches by its first words:
-`class=jetson` matches `jetson-orin-nano`. A missing tag equals no value, so `site!=lyon` matches a device
-without a site.
+Values may contain `*`, `?` and `[...]` as in a shell. Operators set tags, and devices report facts. A tag
+hides a fact of the same name. The facts `battery`, `boot`, `clock` and `free_bytes` change with nearly every
+report and are not indexed. A selector that names one of them is refused, even if a tag has the same name. A
+class also matches by its first words, so `class=jetson` matches `jetson-orin-nano`.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Compiles selectors to SQL conditions, so that the database searches 100,000 devices itself.
+"""Compiles selectors to SQL conditions, so that the database can search 100,000 devices.
 
-`Selector.matches` defines the meaning of a selector, and a test compares both.
+`Selector.matches` defines the meaning of a selector. A test checks that the conditions select the same devices.
 """
 
 import re
@@ -67,10 +67,10 @@ def compile_selector(
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Count the devices that match a selector, or return None if the index of attributes is not enough.
+    """Count the devices that match a selector with the index of attributes.
 
-    The index is enough if the selector joins tests of tags, facts and versions with `and`, and negates at
-    most one test.
+    Return None if the selector is too complex for the index. The selector must consist of tests of tags,
+    facts and versions that are joined with `and`, and at most one of these tests may be negated.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

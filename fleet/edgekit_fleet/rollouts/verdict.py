@@ -42,7 +42,7 @@ def give_verdict(state: str, logged: Verdict | None) -> Verdict:
     """Return the verdict on a rollout.
 
     Args:
-        state: The state of the rollout, which decides if no verdict was logged.
+        state: The state of the rollout, which is only used if no verdict was logged.
         logged: The newest verdict in the audit log, or None.
     """
     return logged or _OF_STATES.get(state, "undecided")

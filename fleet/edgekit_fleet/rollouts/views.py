@@ -103,9 +103,8 @@ def read_groups(
 
     Returns:
         Pairs of the view of a group and the names of its devices. In the view, `rollout` is the open rollout
-        that changes a model of `packages` on these devices, or empty. `free_bytes` is set only if the disk
+        that changes a model of `packages` on these devices, or empty. `free_bytes` is only set if the disk
         might be too small for the packages.
-        `packages`. `free_bytes` is only set if the disk might be too small.
     """
     open_members = session.execute(
         select(MemberRow.device, MemberRow.rollout)

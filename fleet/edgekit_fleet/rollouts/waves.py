@@ -20,10 +20,11 @@ _WAVE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(%?)")
 
 
 def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
-    """Return the number of devices with the release at the end of each wave. The last is all devices.
+    """Return the total number of devices with the release at the end of each wave, in ascending order.
 
     Args:
-        text: Increasing numbers or percentages of devices. The last is `100%` or the number of all devices.
+        text: Numbers or percentages of devices in ascending order, separated by commas. The last wave must
+            include all devices.
         devices: The number of devices, at least 1.
         minimum: The minimum number of devices at the end of a wave. Waves that add no device are left out.
 

@@ -30,7 +30,7 @@ def delete_where(
         detail: Further fields for the audit log.
 
     Raises:
-        OutputError: A file cannot be deleted. The files before it are deleted.
+        OutputError: A file cannot be deleted. Files that were already deleted are not restored.
     """
     total = 0
     while True:
@@ -50,8 +50,8 @@ def delete_unwanted(store: Store, vault: SampleVault, now: float) -> int:
     """Delete old samples and samples of revoked devices, and return their number.
 
     Incomplete uploads are also deleted if they belong to a revoked device or were not continued for a week.
-    The fleet's setting says how long samples are stored. Without a setting nothing is deleted. `now` is in
-    seconds since 1970.
+    `SampleSettingRow` says how long samples are stored. If there is no such row, nothing is deleted. `now` is
+    in seconds since 1970.
 
     Raises:
         OutputError: A file cannot be deleted.

@@ -9,13 +9,13 @@ class DeviceBehaviour:
 
     Attributes:
         loss: The probability that a message is lost, 0 to 1. Each lost message also breaks the connection.
-        reboot_s: The mean time between reboots, or None. A reboot interrupts the current step.
+        reboot_s: The mean time between reboots, or None for no reboots. A reboot interrupts the current step.
         boot_s: The duration of a reboot.
         clock_s: The number of seconds by which the device's clock is fast, or negative if it is slow.
         bytes_per_s: The download speed.
         install_s: The duration of an installation with its self-test.
         confirm_s: The time until the service confirms a new version.
-        trial_s: The duration of a trial next to the previous version.
+        trial_s: The duration of a canary or shadow trial of a new version.
         requests_per_s: The call rate of each model.
         latency_ms: The median latency of a version whose `latency` is 1.
         figures_s: The time between two reports of figures.

@@ -89,7 +89,7 @@ class SimulatedFleet:
     # What happens to devices
 
     def cut(self, names: Iterable[str] | None = None) -> None:
-        """Cut the network of the devices `names`, by default of all devices."""
+        """Cut the network of devices, by default of all."""
         self._each(names, SimulatedDevice.cut)
 
     def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
@@ -105,11 +105,11 @@ class SimulatedFleet:
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:
-        """Reboot the devices `names`, by default all."""
+        """Reboot devices, by default all."""
         self._each(names, SimulatedDevice.reboot)
 
     def send_event(self, text: str, names: Iterable[str] | None = None) -> None:
-        """Let the devices `names`, by default all, send an event with this text."""
+        """Send an event with this text from devices, by default from all."""
         self._each(names, lambda device: device.send_event(text))
 
     # What devices state

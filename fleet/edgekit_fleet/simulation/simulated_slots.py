@@ -57,7 +57,7 @@ class SimulatedSlots:
         ]
 
     def reboot(self) -> None:
-        """End all trials."""
+        """Simulate a reboot, which ends all trials."""
         for model in self._models.values():
             model.on_trial = ""
 

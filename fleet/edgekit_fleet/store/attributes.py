@@ -25,7 +25,10 @@ def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """Return at most 256 search attributes: first the versions as `model:NAME`, then the stable facts.
+    """Return at most 256 search attributes of a device.
+
+    The version of each model has the name `model:NAME` and comes first. The facts follow, except those in
+    `CHANGING`.
 
     Args:
         facts: The facts from the last report of the device.
