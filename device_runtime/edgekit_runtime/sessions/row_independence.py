@@ -27,7 +27,8 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
 
     The batch contains rows with much larger and smaller values, to detect models that compute a scale, a norm
     or a maximum over all rows. Integer and bool inputs may be indices, so their values are taken from
-    `inputs`. Float outputs may differ by 0.1 % of the largest value in the row. Integer outputs must be equal.
+    `inputs`. Float outputs may differ by 0.1 % of the largest value in the row.
+
     The result is also False if a first dimension is not free, or the engine refuses the batch.
 
     Args:
