@@ -40,8 +40,8 @@ def serve_people(
 ) -> Iterator[AdminListener]:
     """Serve the console and the HTTP interface, and send webhooks, until the `with` block ends.
 
-    The server uses the certificate in the settings, or else that of `authority`. `name` is the DNS name or
-    address under which users reach this machine.
+    The server uses the certificate in the settings. If there is none, it uses that of `authority`.
+    `name` is the DNS name or address under which users reach this machine.
 
     Raises:
         TransportError: The port is taken or may not be used.

@@ -21,12 +21,12 @@ _PAUSE_S: Final = _MINUTE_S // MAX_FAILURES  # until an attempt is checked again
 
 
 def too_many(attempts: str) -> RequestError:
-    """Return the error 429 (too many attempts). `attempts` names them, such as `logins`."""
+    """Return an error with status 429. `attempts` is a plural for the error message, such as `logins`."""
     return RequestError(429, f"too many {attempts}; wait {_PAUSE_S} s", retry_after_s=_PAUSE_S)
 
 
 def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Return True if an attempt is below all its limits. The attempt is not counted.
+    """Return True if none of the limits of an attempt is reached. The attempt is not counted.
 
     Args:
         session: A session of the store.
@@ -38,7 +38,7 @@ def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
 
 
 def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
-    """Count an attempt as failed before it is checked, and return True if it is below all its limits.
+    """Count an attempt as failed before it is checked. Return False if one of its limits is reached.
 
     Call this before a password or code is checked, and call `forgive` after a success. If a limit is reached,
     the attempt is not counted. The arguments are those of `allows`.
@@ -74,7 +74,7 @@ def _count_forgiven(row: FailureRow, limit: int, now: float) -> int:
 
 
 def forgive(session: Session, keys: Iterable[str]) -> None:
-    """Undo `take` after a successful attempt. `keys` are the keys of its `limits`."""
+    """Undo `take` after a successful attempt. `keys` are the counters that were passed to `take`."""
     for row in _read(session, keys).values():
         if row.count:
             row.count -= 1

@@ -20,9 +20,9 @@ _MAX_PORT_DIGITS: Final = 5
 def cookie_name(request: HTTPConnection, name: str) -> str:
     """Return the name under which the browser stores one of our cookies.
 
-    The name contains the port, since browsers send a host's cookies to all its ports. Without it, two fleets
-    on one machine would log out each other's users. Managers that are reached at the same address use the
-    same name.
+    The name contains the port, since browsers send a host's cookies to all its ports. Without the port in the
+    name, two fleets on one machine would log out each other's users. Managers that are reached at the same
+    address use the same name.
     """
     port = request.headers.get("host", "").rpartition(":")[2]
     is_port = port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS

@@ -171,7 +171,10 @@ def list_all(
 
 
 def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return `plain`, the JSON of `record`, without unset fields, which an older fleet may not know."""
+    """Return the JSON object `plain` without the fields that are null by default and not set in `record`.
+
+    An older fleet may not know these fields.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {
         name: drop_unset(getattr(record, name), value)

@@ -296,7 +296,7 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     for all its weights and for the tensors that are live while the kernel runs. A kernel needs no limit if it
     depends on a kernel with at least as much live memory, because that kernel is on the device too.
 
-    The inputs and the tensors that are computed on the device count. See `device_bytes` for when they are live.
+    Only inputs and tensors that are computed on the device count. See `device_bytes` for their lifetimes.
     """
     graph = costs.graph
     first, last = _lifetimes(graph)

@@ -84,11 +84,11 @@ class Machine:
 
     Attributes:
         text: The name that the user gave, see `parse`.
-        argv: The command that starts `edgekit-device` there.
-        label: The label of its results.
+        argv: The command that starts `edgekit-device` on the machine.
+        label: How the times were obtained, as in `ModelProfile`.
         share: The processor time of a job in cores, or None for no limit.
-        usual_s: The processor speed, as the seconds of a fixed computation (`MachineFacts.usual_s`). Only
-            runs at this speed are used. None means the most frequent speed.
+        usual_s: The time of a fixed computation in seconds (`MachineFacts.usual_s`), which shows the speed of
+            the processor. Only runs at this speed are used. None means the most frequent speed.
         execute: Runs the program, as `run_program` does.
     """
 
@@ -239,10 +239,10 @@ def profile_kernels(
 
 
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
-    """Return the time that profiling added to each kernel in seconds, and a factor for the remaining times.
+    """Return the overhead of profiling for each kernel in seconds, and a scale factor for the kernels' times.
 
-    The added time is the same for all kernels, and no remaining time is negative. With the factor, the
-    remaining times add up to `whole_s`.
+    All kernels have the same overhead, at most the shortest time of a kernel. If the overhead is subtracted
+    from each time, and the results are multiplied by the factor, they add up to `whole_s`.
 
     `seconds` are the profiled times of the kernels. `whole_s` is the time of a run without profiling.
     """
@@ -259,7 +259,7 @@ def time_models(
 ) -> tuple[Timing, ...]:
     """Return the time of a run of each graph. All graphs together are measured for about `seconds`.
 
-    The graphs are run in turns of five runs, in random order.
+    The runs of different graphs are interleaved. Each graph is run five times in a row, in random order.
 
     Raises:
         CutError: The machine failed, or rejected a graph or its inputs.

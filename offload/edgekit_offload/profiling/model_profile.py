@@ -58,9 +58,9 @@ class ModelProfile:
         label: How the times were obtained. `emulated` means that the machine was slowed down.
         whole_s, whole_spread: The time of a run of the whole model without profiling, and its spread (see
             `KernelTime`).
-        scale: The factor for the kernels' times, after `overhead_s` is subtracted, that makes them sum up to
-            `whole_s`. If it is far below 1, profiling disturbed the run. If it is above 1, the run spends
-            time outside of its kernels. It is 0 without kernels.
+        scale: The factor by which the kernels' times were multiplied so that their sum is `whole_s` (see
+            `find_overhead`). If it is far below 1, profiling disturbed the run. If it is above 1, the run
+            spends time outside of its kernels. It is 0 if there are no kernels.
         inputs, outputs: The names of the model's inputs and outputs.
         tensors: The sizes in bytes of the inputs and of all tensors that kernels write, by name.
         unsendable: Tensors that cannot be sent, since their size depends on the data or they are not plain

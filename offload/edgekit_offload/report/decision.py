@@ -53,7 +53,7 @@ def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
 
 
 def decide(result: PlanningResult) -> list[str]:
-    """Return sentences about the best candidates and the gain from splitting, for `result.rtts_ms[0]`."""
+    """Return sentences about the best candidates at the first round-trip time and the gain from splitting."""
     if not result.candidates or not result.rtts_ms or not result.bandwidths_mbit_s:
         return ["Nothing was measured, so there is nothing to decide."]
     reaches, grid = reaches_of(result, 0), result.bandwidths_mbit_s
