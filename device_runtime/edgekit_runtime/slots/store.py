@@ -170,11 +170,10 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice:
-        """Choose a version like `choose`. If it is unproven, count this start on the disk first.
+        """Choose a version like `choose`. If the version is unproven, record this start on the disk.
 
         A version that was started `MAX_BEGUN` times without a confirmation is rejected, so that a crash loop
-        ends at the previous version. If the count cannot be written, healthy versions are preferred, because
-        an unproven version could crash forever.
+        ends. If the start cannot be recorded, healthy versions are preferred.
 
         Args:
             model: The name of the model.
@@ -207,10 +206,10 @@ class Slots:
         counted: Collection[str] = (),
         without: Collection[str] = (),
     ) -> Choice | None:
-        """Record that `version` failed, choose the version that replaces it, and count its start.
+        """Record that `version` failed, choose another version, and record the start of that version.
 
         The result is None if all other versions are rejected or cannot be opened. If the failure cannot be
-        recorded, that is only logged.
+        recorded, a warning is logged.
 
         `reason` is a text for the user. See `begin_start` for `counted` and `without`.
 

@@ -123,7 +123,7 @@ class LogHistogram:
 
     Attributes:
         count: The number of values.
-        buckets: A dict from bucket to its number of values. Bucket b begins at 1.02 ** b.
+        buckets: A dict from bucket b, which begins at 1.02 ** b, to the number of values in it.
     """
 
     count: int = 0
@@ -136,7 +136,7 @@ class LogHistogram:
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return the confidence interval of the true quantile. Unknown bounds are 0 and infinity.
+        """Return the confidence interval of the true quantile. An unknown bound is 0 or infinity.
 
         Args:
             quantile: The quantile, between 0 and 1 (exclusive).

@@ -138,7 +138,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return a tuple that changes with the file. It is empty if the file is missing or not accessible."""
+    """Return a tuple that differs after the file has changed, or () if the file is not accessible."""
     try:
         status = path.stat()
     except OSError:

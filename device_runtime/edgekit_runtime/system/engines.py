@@ -1,8 +1,8 @@
 """The registry of engines, with one record for each engine.
 
 Each engine has a module in `edgekit_runtime.engines` that registers its record. Other distributions provide
-records as entry points of the group `edgekit.backends`. Code that depends on an engine uses the record, and
-never compares the name.
+records as entry points of the group `edgekit.backends`. Other code uses the properties in a record, and does
+not compare the name of the engine.
 
 The module of a record does not import the engine, because each engine takes memory. The functions in the
 record import it when they are called:
@@ -41,7 +41,7 @@ class Installation:
 
     Attributes:
         modules: The Python packages of the engine. Any one of them is enough.
-        distributions: The names of the engine in package indexes, the usual one first.
+        distributions: The names of the packages that contain the engine on PyPI, the usual one first.
         extra: The extra of edgekit that installs the engine, or empty.
         advice: How to install the engine if there is no extra.
         host_extra: The extra for hosts that create packages for the engine, or empty.
@@ -62,7 +62,7 @@ class Installation:
 
     @property
     def missing_text(self) -> str:
-        """What the engine needs and how to install it, as `needs …; pip install …`."""
+        """A text for messages, such as `needs onnxruntime; pip install …`."""
         from edgekit_runtime.system.install_hint import install_command  # only for this text
 
         return f"needs {' or '.join(self.modules)}; {self.advice or install_command(self.extra)}"
@@ -183,7 +183,7 @@ def find_engine(name: str) -> Engine:
 
 
 def get_engine(name: str) -> Engine | None:
-    """Return the record of an engine, or None if the engine is unknown here."""
+    """Return the record of an engine, or None if `find_engine` does not find it."""
     with contextlib.suppress(EngineMissingError):
         return find_engine(name)
     return None

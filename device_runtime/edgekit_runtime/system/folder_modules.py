@@ -1,4 +1,4 @@
-"""Imports the modules of a folder. Each module is one entry of a table, so a new file is a new entry."""
+"""Imports all modules of a folder, for example to register what they define."""
 
 import importlib
 import pkgutil

@@ -13,7 +13,7 @@ _M_ARENA_MAX: Final = -8  # see malloc.h of glibc
 def open_standard_descriptors() -> None:
     """Open `/dev/null` for each standard descriptor that is closed.
 
-    Otherwise, the next file or socket would get this number, and engines would print into it.
+    Otherwise, a new file or socket would get its number, and engines would print into this file.
     """
     for descriptor in range(3):
         try:
