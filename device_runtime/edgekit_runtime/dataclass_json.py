@@ -1,7 +1,7 @@
 """Converts dataclasses to plain values for JSON or TOML and back, and checks each value.
 
-The type of a field, the unit in its name, or its `Range` determines which values it accepts. A dataclass
-itself checks narrower rules, and rules across fields.
+The accepted values of a field follow from its type, and from its `Range` or the unit in its name. A dataclass
+checks all other rules itself, for example rules for several fields.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ _RANGE_OF_REST: Final = Range(0, (1 << 31) - 1)  # counts and shares
 def to_plain(record: Any) -> Any:
     """Return a dataclass as a dict of plain values. Sequences become lists.
 
-    `record` and its fields may be None, bool, int, float, str, list, tuple, mapping or such a dataclass.
+    `record` and its fields may be None, bool, int, float, str, list, tuple, mapping or dataclass.
 
     Raises:
         TypeError: a value is of another type.
@@ -324,7 +324,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The option of a command: `--min-score`, or `--sink` for an item of the list `sinks`."""
+        """The command-line option, such as `--min-score`, or `--sink` for one item of the list `sinks`."""
         return "--" + (self.name.removesuffix("s") if self.is_list else self.name).replace("_", "-")
 
     @property

@@ -35,7 +35,7 @@ class RunSetting:
 
     Attributes:
         chain_index: position of the backend in the variant's chain of backends.
-        options: name and value of each backend option that differs from the package.
+        options: name and value of each backend option that differs from the package's option.
         instances: number of simultaneous runs.
         batch: number of rows in a run.
     """
@@ -70,9 +70,9 @@ class MeasureOrder:
 
     Attributes:
         package: absolute path of the package.
-        manifest_sha256: digest of the verified package, which must not have changed.
+        manifest_sha256: expected digest of the package's manifest.
         keys: folder of the trusted keys.
-        threads: threads of one inference, or None for the number in the options.
+        threads: number of threads of one inference, or None for the number in the options.
         end_s: time on the monotonic clock after which no round starts, except the first.
         seed: seed of the random orders.
     """
@@ -171,8 +171,8 @@ class ContestLimits:
         fewest: minimum number of processes if there is enough time.
         most: maximum number of processes.
         rounds: maximum number of rounds in each process.
-        end_s: end of the contest on its clock. No process starts if the remaining time is less than half the
-            duration of the last process.
+        end_s: monotonic time at which the contest ends. No process starts if the remaining time is less than
+            half the duration of the last process.
     """
 
     fewest: int
@@ -286,9 +286,7 @@ def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetti
     """Return the settings, best first.
 
     Settings within 2 % of the fastest come first, ordered by their number of threads. The others follow,
-    ordered by time.
-
-    `times` may have any unit. Equally good settings keep their order.
+    ordered by time. Settings with the same rank keep the order of `times`, whose unit is arbitrary.
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)
 

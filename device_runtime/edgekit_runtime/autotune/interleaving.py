@@ -48,8 +48,8 @@ def take_turns(
 ) -> dict[str, Latency]:
     """Time the runners in turn.
 
-    A round times all runners in a random order, each after a short pause. Short runs are repeated, after one
-    run that is not timed.
+    Each round times all runners in a random order, with a short pause before each runner. A run of less than
+    1 ms is repeated, and the mean time counts.
 
     Args:
         runners: a dict from name to runner, at least one.

@@ -56,11 +56,11 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the entrant to use, or None if no entrant took part. It has the fewest threads of the entrants
-            that are within 2 % of the fastest. If an entrant in `as_fast` differs from it only by having
-            fewer threads, that entrant wins.
-        as_fast: names of the entrants that are not more than 2 %, or not significantly, slower than the
-            fastest.
+        winner: the entrant to use, or None if no entrant took part. It is the entrant with the fewest threads
+            among those within 2 % of the fastest. An entrant in `as_fast` that differs from it only by fewer
+            threads takes precedence.
+        as_fast: names of the entrants that are at most 2 % slower than the fastest, or not significantly
+            slower.
     """
 
     entrants: tuple[Entrant, ...]

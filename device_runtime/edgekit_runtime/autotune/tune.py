@@ -54,10 +54,10 @@ class SettingResult:
     """The result of one setting.
 
     Attributes:
-        latency: seconds per row, one value for each process of the last contest with this setting, see
-            `hold_contest`. None if the setting failed or was not measured.
-        ratio: `latency` divided by the latency of the package's own setting in this contest, or None.
-        processes: number of processes in all contests.
+        latency: seconds per row in each process of the last step that measured this setting, or None if the
+            setting failed or was not measured.
+        ratio: `latency` divided by the latency of the package's own setting in the same step, or None.
+        processes: number of processes that measured this setting, over all steps.
         reason: why the setting failed, or None.
     """
 
@@ -73,10 +73,10 @@ class Tuning:
     """The result of a search.
 
     Attributes:
-        trials: results of all settings, the package's own first.
+        trials: results of all settings. The package's own setting comes first.
         best: the setting to use. It is the package's own setting if no other is significantly better.
-        interval: 95 % confidence interval of the time of `best` divided by the time of the package's own
-            setting, (1, 1) if `best` is that setting.
+        interval: 95 % confidence interval of the ratio of two times, that of `best` and that of the package's
+            own setting. It is (1, 1) if both are the same setting.
         is_complete: whether there was time for all settings.
     """
 
@@ -90,10 +90,10 @@ class Tuning:
 def list_settings(
     choice: BackendChoice, objective: Objective, processors: int, *, may_batch: bool
 ) -> list[RunSetting]:
-    """Return the settings to try, the package's own first.
+    """Return the settings to try. The package's own setting comes first.
 
-    `choice` has the options of the package. `processors` is the number of processors to use. If rows are
-    independent (`may_batch`), a search for throughput also tries batches.
+    `choice` has the options of the package. `processors` is the number of processors to use. `may_batch`
+    states whether rows are independent, so that a search for throughput may also try batches.
     """
     most = min(processors, MAX_THREADS)
     counts = sorted({1, *(1 << power for power in range(most.bit_length())), most})
@@ -132,7 +132,7 @@ def tune(
         report: called with lines about the progress.
 
     Raises:
-        BackendError: the backend does not run the package as it is, or every process dies or hangs.
+        BackendError: the backend fails with the package's own options, or every process dies or hangs.
     """
     end_s = time.monotonic() + seconds
     choice = own.find_choice(package.manifest)
@@ -168,10 +168,10 @@ class SettingSearch:
         return next(iter(self.trials))
 
     def run(self, settings: Sequence[RunSetting], objective: Objective) -> Tuning:
-        """Measure `settings`, the package's own first, and return the results.
+        """Measure settings, and return the results. The first setting must be the package's own.
 
         Raises:
-            BackendError: the package's own setting does not run, or every process dies or hangs.
+            BackendError: the package's own setting fails, or every process dies or hangs.
         """
         self.trials = {setting: SettingResult(setting) for setting in settings}
         candidates = list(self.trials)[1:]

@@ -150,8 +150,8 @@ class Link:
 
     Attributes:
         connection: number of the open connection, counted from 1, or 0 while no connection is open.
-        memory: buffer for responses. Larger responses are received elsewhere.
-        first_read: monotonic time and number of bytes of the first read of the last response.
+        memory: buffer for responses. Responses that do not fit into it have their own memory.
+        first_read: when the first bytes of the last response were read (monotonic time), and how many.
     """
 
     __slots__ = (
@@ -204,7 +204,7 @@ class Link:
     def drop_leftovers(self) -> None:
         """Disconnect if the service has closed the connection, or has sent bytes without a request.
 
-        Call this only between two requests. The next request would read such bytes as its response.
+        Without this, the next request would read those bytes as its response. Call it only between requests.
         """
         connected = self._socket
         if connected is None:
@@ -280,7 +280,8 @@ class Link:
     def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
         """Send a request whose body carries a file descriptor, and return the same as `ask`.
 
-        The descriptor is sent only after the service has read the head. A read of the head would discard it.
+        The descriptor is sent with the body after the service has read the head, because a service discards
+        a descriptor that it receives with the head.
 
         Args:
             head: head with `Expect: 100-continue`.

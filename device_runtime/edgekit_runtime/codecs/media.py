@@ -1,9 +1,9 @@
 """Encodes and decodes photographs as JPEG or WebP, and sound as Opus, for tensors that a device sends.
 
-Cut tables name a codec by a string: `jpeg:90` or `webp:80` with the quality 1 to 100, or `opus:24@16000` with
-the bit rate in kbit/s and the sample rate in Hz. Files to decode may be hostile, so the size is checked
-before memory is allocated. The decoders are C libraries, so a server that is open to strangers should isolate
-models that use them.
+A codec is named by a string: `jpeg:90` or `webp:80` with the quality 1 to 100, or `opus:24@16000` with the
+bit rate in kbit/s and the sample rate in Hz. Files to decode may be hostile, so the size is checked before
+memory is allocated. The decoders are C libraries, so a server that is open to strangers should isolate models
+that use them.
 """
 
 import importlib

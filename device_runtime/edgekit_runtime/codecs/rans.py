@@ -14,8 +14,8 @@ order.
 
 Each lane decodes its own part of a chunk. There are 16 tables of frequencies. The mean of the preceding bytes
 selects the table, and the means of successive tables grow by a factor of 1.4. Each table begins with a
-geometric distribution. The decoder counts the decoded bytes, and rebuilds the tables whenever their number
-has grown by an eighth. All arithmetic is in integers, so every machine decodes the same bytes.
+geometric distribution. The decoder counts the decoded bytes, and rebuilds the tables whenever the count has
+grown by an eighth. All arithmetic is in integers, so every machine decodes the same bytes.
 
 Source: Duda, "Asymmetric numeral systems" (arXiv:1311.2540); docs/reference/fleet-deltas.md.
 """
@@ -52,9 +52,11 @@ def count_lanes(total: int) -> int:
 
 
 def split(total: int) -> Iterator[tuple[int, list[slice]]]:
-    """Split `total` symbols into chunks. Yield the number of symbols and the steps of each chunk.
+    """Split `total` symbols into chunks.
 
-    In a step, each lane decodes one symbol. The tables are rebuilt after each slice of steps.
+    Yields:
+        The number of symbols in the chunk, and slices of its steps. In a step, each lane decodes one symbol.
+            The tables are rebuilt after each slice.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):
@@ -86,7 +88,7 @@ class Tables:
         self.count(np.zeros(0, np.int64))
 
     def count(self, keys: NDArray[np.integer]) -> None:
-        """Count coded symbols and rebuild the tables. `keys` are the keys of the symbols, in any shape."""
+        """Count symbols, and rebuild the tables. `keys` has the keys of the symbols, in any shape."""
         self._counts += np.bincount(keys.ravel(), minlength=self._counts.size).reshape(self._counts.shape)
         weights = self._prior + (self._counts << 6)
         free = (1 << PRECISION_BITS) - self.size

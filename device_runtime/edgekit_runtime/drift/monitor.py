@@ -25,8 +25,8 @@ class Drift:
     """Statistics of the inputs and outputs of one version.
 
     Attributes:
-        looked_at: number of counted calls, where earlier calls have less weight.
-        looks: number of counted calls, all with the same weight.
+        looked_at: sum of the weights of the counted calls. Earlier calls have less weight.
+        looks: number of counted calls.
         not_finite: number of counted calls with NaN or infinity in the answer but not in the inputs.
     """
 
@@ -73,7 +73,7 @@ class Drift:
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
-        """Return the name and some values of each counted input that is not empty, see `pick`."""
+        """Return pairs of name and values of the inputs to count. For the choice of values see `pick`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -84,7 +84,7 @@ class Drift:
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
-        """Add `picked`, from `pick_inputs`, and some output values to the statistics. Overwrite `picked`."""
+        """Count a call. `picked` is the result of `pick_inputs`, and its arrays are overwritten."""
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():

@@ -155,7 +155,7 @@ def read_header(path: Path) -> Header:
     """Return the header of the encrypted file at `path`.
 
     Raises:
-        EncryptionError: the file cannot be read, is not encrypted, or differs in size from its header.
+        EncryptionError: the file cannot be read, is not encrypted, or does not have the size in its header.
         UnavailableError: the machine lacks file descriptors or memory now.
     """
     with open_file(path) as file:
@@ -235,7 +235,7 @@ def encrypt_file(
 def decrypt_chunks(path: Path, content_key: ContentKey) -> Iterator[bytes]:
     """Yield the verified chunks of the plaintext of the encrypted file at `path`.
 
-    It is certain only after the last chunk that no chunk is missing.
+    A missing chunk is detected only at the end of the file.
 
     Raises:
         EncryptionError: the file is damaged, or encrypted with another key.

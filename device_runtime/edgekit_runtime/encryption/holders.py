@@ -28,8 +28,8 @@ class KeyHolder:
         sentence: text for `status` that says against whom the holder protects the key.
         is_available: returns whether the holder can store a key on this machine now.
         create: creates a key, and returns the data to store and the public key as an uncompressed point.
-        open: returns a key exchange with the stored private key. Like `create`, it raises `UnavailableError`
-            if the holder does not answer now.
+        open: returns a function that computes a key exchange with the private key. Both `create` and `open`
+            raise `UnavailableError` if the holder does not answer.
     """
 
     name: str

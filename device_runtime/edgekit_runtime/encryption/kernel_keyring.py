@@ -1,8 +1,8 @@
-"""A key in the kernel's keyring that encrypts the device's key. It is loaded when the device boots.
+"""Reads the key that encrypts the device's key from the kernel's keyring.
 
 The key has the type `user`, 32 bytes and the name `edgekit:device`. It must be in a keyring of this process
-or of its user. A restart empties the keyrings. The owner decides how the key is loaded again, for example
-from an initramfs or a network. The security of this holder depends on that choice.
+or of its user. A restart empties the keyrings, so the key must be loaded at each boot. The owner decides how
+to load it, for example from an initramfs or a network. The security of this holder depends on that choice.
 
 Source: keyctl(2), request_key(2), keyrings(7).
 """

@@ -115,7 +115,7 @@ def unseal(
 
 
 def make_exchange(private: "EllipticCurvePrivateKey") -> Exchange:
-    """Return a key exchange with a private key. Calling it raises `EncryptionError` for an invalid point."""
+    """Return a function that computes a key exchange. It raises `EncryptionError` for an invalid point."""
 
     def exchange(point: bytes) -> bytes:
         from cryptography.hazmat.primitives.asymmetric import ec

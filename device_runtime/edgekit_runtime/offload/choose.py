@@ -29,13 +29,13 @@ _MS: Final = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """What a choice optimises.
+    """The objective and the limit for the choice of a plan.
 
     Attributes:
         objective: name of the objective, as in a cut table.
         deadline_s: limit of the latency for the objectives energy and capacity, or None for the table's
             limit.
-        plan: name of the plan to run whenever it can be used, or None to choose.
+        plan: name of a plan that takes precedence over all others, or None.
     """
 
     objective: str = "latency"

@@ -224,7 +224,7 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
     """Return the time to transfer a body over TCP, in seconds.
 
     TCP sends a window of data, waits one round trip for the acknowledgement, and doubles the window. Once the
-    window fills the link, only the bandwidth matters. The half round trip of the last byte is not included.
+    window fills the link, only the bandwidth matters. The travel time of the last byte is not included.
 
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """
@@ -242,10 +242,8 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
     """Return the size of a message on the link. The transfer time is this size divided by the bandwidth.
 
-    The bandwidth is measured as the payload of full TCP segments. The result therefore includes the bytes
-    that TLS adds, and the headers of a partial last segment.
-
-    `message_bytes` is the size of head and body.
+    The result includes the bytes that TLS adds. The headers of full TCP segments are not included, because
+    the bandwidth is that of the payload. `message_bytes` is the size of head and body.
     """
     if is_tls:
         message_bytes += _SEAL_BYTES * math.ceil(message_bytes / _RECORD_BYTES)

@@ -2,9 +2,9 @@
 
 The bandwidth is computed from the time between request and reply, without the server's own time and the round
 trip. A lower bandwidth is accepted at once, or after two samples if the messages are small. A much higher
-bandwidth is accepted when a second sample agrees, or at once from a probe. A longer round trip first looks
-like a lower bandwidth. The earlier estimate is therefore restored when the longer round trip is measured. The
-duration of `send` is ignored, because `send` only fills the buffers of this machine.
+bandwidth is accepted when a second sample agrees, or at once from a probe. A longer round trip can look like
+a lower bandwidth. If the next measured round trip is longer, the earlier bandwidth is restored. The duration
+of `send` is ignored, because `send` only fills the buffers of this machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -66,7 +66,7 @@ class LinkEstimate:
         is_bound: whether `up_bits_per_s` is only a lower bound.
         is_claimed: whether a probe has raised `up_bits_per_s`, and no request has confirmed it since.
         rtt_s: round trip time of the network, or None before the first sample.
-        overhead_s: time of the work of both machines for a small exchange, without the round trip.
+        overhead_s: time that both machines compute for a small exchange.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class LinkEstimate:
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
         """Record a round trip time.
 
-        If large bodies were sent at the same time (`is_beside`), a longer time than before is ignored.
+        `is_beside` states that large bodies were sent at the same time. An increase is then ignored.
         """
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return

@@ -43,8 +43,9 @@ class TransferCoding:
     """How the tensors that cross the link are encoded or decoded, outside of the graph.
 
     Attributes:
-        tensors: names of the sent tensors, which are outputs or inputs of a head, or inputs of a tail.
-        does: `encode` after the run of a head, or `decode` before the run of a tail.
+        tensors: names of the tensors. To encode, they are outputs or inputs of the graph. To decode, they are
+            inputs of the graph.
+        does: `encode` after the graph has run on the device, or `decode` before it runs on the server.
         media: a dict from each tensor that is sent as a file to its codec.
         compression: compression of the body.
     """
@@ -81,13 +82,13 @@ class Job:
     Attributes:
         kind: `profile` measures the kernels of one graph. `time` measures whole runs of the graphs in turn,
             with pauses. `batch` measures consecutive runs of the graphs in turn, without pauses.
-        seconds: approximate time limit of the runs that count. Runs at an unusual processor speed do not
+        seconds: approximate limit of the total time of the runs at the usual processor speed. Only they
             count. All runs together take at most three times as long.
         engine: engine that runs the graphs. Jobs of the kind `batch` may use LiteRT for `.tflite` files.
             Their graphs have no options, inputs or weights, and run in the same sessions as packages.
         quota: processor time that the sender grants, in cores, or None for the limit of the system.
-        usual_s: `MachineFacts.usual_s` of an earlier job. Runs count only at this processor speed, or at
-            another speed if the processor rarely has this speed.
+        usual_s: `MachineFacts.usual_s` of an earlier job, which sets the usual processor speed, or None. It
+            is replaced if the processor rarely has this speed.
     """
 
     kind: JobKind
@@ -104,8 +105,8 @@ class Timing:
     """Time of one run. There is a pause of 20 ms before the run, unless it is part of a batch.
 
     Attributes:
-        seconds: mean of the middle half of the runs at one processor speed. If the kernel makes runs wait for
-            a quota, it is the mean of all runs.
+        seconds: mean of the middle half of the runs at one processor speed, or of all runs if the system
+            limits the processor time.
         spread: distance between the quartiles, as a share of the median.
         usual_s: `MachineFacts.usual_s` during these runs, or None for the time of a node.
     """

@@ -94,7 +94,7 @@ def probe_link(
         server: `host:port`, `http://host:port` or `https://host:port`.
         token: token for servers that require one.
         ca_file: PEM file of the authority that signed the server's certificate.
-        insecure: whether plain HTTP to another machine is allowed. With a token, it never is.
+        insecure: whether plain HTTP to another machine is allowed. A token always requires HTTPS.
         seconds: time limit of the measurement and of each reply. The last transfer may exceed it.
 
     Raises:
