@@ -1,4 +1,4 @@
-"""Opens sessions of the engines of this host for the toolkit.
+"""Opens models in the engines that are installed on this host.
 
 Each model is first opened in a child process, see `model_opening`. Code that opens models without these
 functions must call `check_opening` first.
@@ -57,7 +57,7 @@ def open_openvino(content: bytes, threads: int, options: Mapping[str, JsonValue]
     Args:
         content: The content of an ONNX file.
         threads: The number of threads of one inference.
-        options: The other `OpenVinoOptions`.
+        options: The fields of `OpenVinoOptions` other than `threads`, by name.
 
     Raises:
         BackendError: OpenVINO refuses the model or crashes on it.

@@ -42,7 +42,8 @@ def list_android_files(package: OpenedPackage) -> dict[str, bytes]:
     """Return the contents of the files of the Android project, by path.
 
     Raises:
-        ConfigError: The package has no LiteRT variant, a free size, or a dtype that the app does not support.
+        ConfigError: The package has no LiteRT variant, or a tensor has a free dimension or an unsupported
+            dtype.
     """
     package = _select_litert(package)
     manifest = package.manifest
@@ -128,8 +129,7 @@ def _write_exported(package: OpenedPackage, answerer: Answerer | None) -> Iterat
 def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
     """Yield lines of Kotlin that define the preprocessing as the constant `name`.
 
-    Nothing is yielded if the app does not support the dtype, or if the sound is split into the steps of a
-    sequence.
+    Yield nothing if the Kotlin code does not support the dtype, or if `rules` split sounds into steps.
     """
     if rules.dtype not in _MEDIA_DTYPES:
         return
@@ -140,9 +140,10 @@ def write_rules(name: str, rules: MediaRules) -> Iterator[str]:
 
 
 def write_task(choice: TaskChoice, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield lines of Kotlin that define a task and decode its answer, if the app supports the task.
+    """Yield lines of Kotlin that define a task and decode its answer.
 
-    `names` and `shapes` are those of the outputs.
+    Yield nothing if the Kotlin code does not support the task. `names` and `shapes` describe the outputs of
+    the model.
     """
     task, options = read_task(choice)
     output = names.index(options.output) if getattr(options, "output", "") in names else 0

@@ -55,12 +55,14 @@ class PackageDraft:
 class Reference:
     """Golden inputs and the outputs of the float model for them. All forms of a model share one reference.
 
+    A golden row is one set of golden inputs.
+
     Attributes:
         inputs: The inputs of the first golden row, as in a manifest.
         artifacts: The contents of the files of `inputs`, by path.
         feeds, outputs: The inputs and outputs of the first golden row, by name.
-        rows: A dict from the seed of each additional golden row to its outputs. The row that best detects a
-            wrong model is first. The outputs are in the order of `outputs`, without those in `axes`.
+        rows: A dict from the seed of each additional golden row to its outputs. They have the order of
+            `outputs`, and outputs in `axes` are missing. The row that best detects a wrong model is first.
         macs: The number of multiply-accumulates of one inference, or infinity if it is unknown.
         axes: A dict from the name of each output with a data-dependent number of rows to the index of the
             axis of the rows.
@@ -154,7 +156,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> PackageDraft
 
     Raises:
         BackendError: The model does not run on the golden inputs.
-        DataError: No golden inputs exist for the ranges, or the outputs are NaN.
+        DataError: An output of the float model contains NaN, or all of its values are infinite.
     """
     inputs, outputs = model.specs(list(reference.outputs))
     path = model.file_name
@@ -224,7 +226,7 @@ def _golden(
 
 
 def with_threads(package: PackageDraft, recipe: Recipe, threads: int) -> tuple[PackageDraft, Recipe]:
-    """Return copies of a package and its recipe with this number of engine threads."""
+    """Return copies of a package and its recipe that use `threads` engine threads."""
     recipe, backend = replace(recipe, threads=threads), package.manifest.backend
     manifest = replace(
         package.manifest,

@@ -1,7 +1,7 @@
-"""Downloads the release of an engine that devices run, and tests packages with it.
+"""Downloads the engine release that devices run, and tests packages with it.
 
 Devices run older releases than this host, see `requirements/device*.txt`. An older release may refuse a model
-or crash on it. So each package is opened and self-tested with the release of the devices, in a child process.
+or crash on it. So each package is opened and self-tested with the older release, in a child process.
 """
 
 import os
@@ -36,8 +36,8 @@ class EngineProof:
     Attributes:
         engine: The name and release of the engine that ran the self-test, such as `onnxruntime 1.24.4`.
         device_engine: The name and release of the engine on devices.
-        problem: Why the self-test failed with the release of the devices, or an empty string.
-        note: Why only the release of this host ran the self-test, or an empty string.
+        problem: Why the self-test failed with the engine release on devices, or an empty string.
+        note: Why the self-test only ran with the engine release of this host, or an empty string.
     """
 
     engine: str
@@ -74,10 +74,10 @@ class DeviceEngine:
     """The release of an engine that devices run.
 
     Attributes:
-        name: The name of its distribution, such as `onnxruntime`.
-        release: The release.
-        folder: The folder to import it from, or None if this host has the same release or there is a
-            `problem`.
+        name: The name of the Python distribution, such as `onnxruntime`.
+        release: The version of the distribution, such as `1.24.4`.
+        folder: The folder to import the engine from, or None if this host has the same release or
+            `problem` is set.
         problem: Why the release is not available here, or an empty string.
     """
 

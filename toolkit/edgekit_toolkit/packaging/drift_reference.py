@@ -1,7 +1,7 @@
 """The reference for drift detection: statistics of inputs and outputs on the calibration samples.
 
-The outputs are those of the float model. The difference between these and the outputs of quantized forms is
-smaller than the smallest reported drift. See docs/explanation/canary.md, section "Drift".
+The outputs are computed by the float model. Outputs of quantized models differ from them by less than the
+smallest drift that is reported. See docs/explanation/canary.md, section "Drift".
 """
 
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class _Values:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` for the manifest, or None without user samples or usable tensors.
+    """Return `figures.reference` for the manifest, or None if there are no user samples or usable tensors.
 
     Args:
         model: The float model. It runs on one thread, so that the result is reproducible.

@@ -16,10 +16,10 @@ Conditions = Callable[[Feeds], Mapping[str, bool]]
 
 
 def open_conditions(model: Model) -> Conditions:
-    """Return a function that runs a model and returns whether each `If` node takes its then branch.
+    """Return a function that runs a model and returns the branches that its `If` nodes take.
 
-    The result is a dict by node name. Only `If` nodes of the top-level graph are included. The dict is empty
-    for a `.tflite` model.
+    The function returns a dict from the name of each `If` node of the top-level graph to whether it takes
+    the then branch. For a `.tflite` model, the dict is empty.
 
     Raises:
         BackendError: The engine refuses the model.

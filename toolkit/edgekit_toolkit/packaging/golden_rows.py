@@ -201,7 +201,7 @@ def _tolerance(
 
 
 def state_tolerance(tolerance: float) -> float:
-    """Return a tolerance with three digits, increased by the rounding error of `pack_values`."""
+    """Add the rounding error of `pack_values` to a tolerance, and keep three significant digits."""
     return float(f"{tolerance * _ROUNDING:.2e}")
 
 
@@ -214,7 +214,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return the maximum absolute error of sigmoids between engines, or 0 if the values are not sigmoids."""
+    """Return the largest difference of a sigmoid between two engines, or 0 for values of other operators."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 
@@ -255,9 +255,10 @@ def distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def off_by_codes(first: Feeds, turn: int) -> Feeds:
-    """Return random changes of -1, 0 or 1 code for each value of float inputs and of 8-bit image inputs.
+    """Return random changes of inputs by one 8-bit code.
 
-    A code of a float input is 1/255 of its range. Other inputs are not included. `turn` is the random seed.
+    Each value of a float input changes by -1, 0 or 1 times 1/255 of the range of the input. Each value of an
+    8-bit image changes by -1, 0 or 1. Other inputs are not included. `turn` is the random seed.
     """
     stream = np.random.PCG64(turn)
     steps: Feeds = {}

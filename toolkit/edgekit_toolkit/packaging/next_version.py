@@ -15,9 +15,9 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 
 
 def find_free_version(name: str, target: str, folder: Path) -> str:
-    """Return the version 1.0.x that follows the highest one of this package and target in the folder.
+    """Return the version 1.0.x that follows the highest version of a package for a target in a folder.
 
-    It is `1.0.0` if there is no such package. Gaps are not filled, because a lower version is not an update.
+    Return `1.0.0` if there is no such package. Gaps are not filled, because a lower version is not an update.
     """
     pattern = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
     # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.
@@ -30,10 +30,10 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 def under_last_version(
     recipe: Recipe, package: PackageDraft, folder: Path
 ) -> tuple[Recipe, PackageDraft] | str:
-    """Give a package the previous version if the folder has a package of that version with the same content.
+    """Give a package the previous version if the package of that version has the same content.
 
     Args:
-        recipe: The recipe with the version from `find_free_version`, which is not the first version.
+        recipe: The recipe with a version from `find_free_version` after `1.0.0`.
         package: The package of that recipe.
         folder: The output folder.
 

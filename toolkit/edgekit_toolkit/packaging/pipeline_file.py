@@ -20,7 +20,7 @@ class MemberSource:
 
     Attributes:
         path: The path of a package, or of a model file that is packaged first.
-        options: The options of `edgekit package` for the model file by name, or None for a package.
+        options: The options of `edgekit package`, by name, or None if `path` is a package.
     """
 
     path: Path

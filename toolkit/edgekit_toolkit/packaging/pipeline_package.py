@@ -48,9 +48,8 @@ class StageCosts:
         count: The maximum number of images, such as crops, that the model runs on for one input image.
         size_bytes: The size of the artifacts.
         latency_ms: The latency of one image, or None if it is unknown.
-        memory_bytes: The memory with the largest batch of crops and without the engine, or None if it is
-            unknown.
-        engine_bytes: The memory of the engine alone, or None if it is unknown.
+        memory_bytes: The memory of the model with the largest batch of crops, or None if it is unknown.
+        engine_bytes: The memory of the engine without a model, or None if it is unknown.
         origin: The method and the device of the latency, such as `modelled, rpi5`.
     """
 
@@ -143,9 +142,9 @@ def assemble_pipeline(
     the stages whose answers are returned.
 
     Raises:
-        DataError: A member is a pipeline or has another target, or members of an ensemble have different
-            labels.
-        EdgekitError: A member does not fit the other stages, or does not run. The message names the stage.
+        DataError: A package in `packages` is a pipeline or has another target, or the packages of an
+            ensemble have different labels.
+        EdgekitError: A package does not fit the other stages or does not run. The message names the stage.
     """
     name, version, target = identity
     packages = {stage: package.select(DEFAULT_VARIANT) for stage, package in packages.items()}

@@ -56,7 +56,7 @@ class Recipe:
     Attributes:
         backend: The preferred engine of the target.
         batch: The fixed batch size, or None if the batch is not changed.
-        dims: The sizes of the free dimensions for the golden outputs.
+        dims: The sizes of the free dimensions in the golden inputs, by name.
         steps: The name and form of each applied optimisation pass.
         form: The form of the weights and of the arithmetic.
         golden_ranges: The smallest and largest value of each input, by name.
@@ -69,7 +69,7 @@ class Recipe:
         written_out: The operators that were replaced by their definitions, because the engine does not run
             them.
         golden_rows: The seeds of the additional golden rows.
-        threads: The number of threads in the package, or None for the default of the engine.
+        threads: The number of engine threads, or None for the default of the engine.
         variants: The additional variants. `backend`, `form`, `model_sha256` and `figures` describe the
             default variant.
     """

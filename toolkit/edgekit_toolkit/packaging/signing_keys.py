@@ -49,7 +49,8 @@ class KeyInfo:
     Attributes:
         name: The name of the key's files without their suffixes.
         key_id: The sha256 of the public key, as in signatures.
-        signs_with: `file`, the URI of a key in an HSM or KMS, or None if the key cannot sign.
+        signs_with: `file` for a private key file, or the URI of a key in an HSM or KMS. None if the key
+            cannot sign.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Moves DepthToSpace after the operators that follow it, if it then moves fewer values.
+"""Moves DepthToSpace after the operators that follow it, where this makes the model faster.
 
 DepthToSpace only reorders values. So element-wise operators and 1x1 convolutions can run before it. For
 example, a decoder with two transposed convolutions and a Relu between them then ends with one DepthToSpace of

@@ -1,7 +1,7 @@
 """Computes everything that does not depend on the inputs, and stores the results as initializers.
 
 Control flow, random operators, quantization and dequantization are not folded. Folding a DequantizeLinear
-would replace int8 weights by float32. A tensor is also not folded if it needs more space than its sources.
+would replace int8 weights by float32. Large results that need more space than their sources are not folded.
 """
 
 import math

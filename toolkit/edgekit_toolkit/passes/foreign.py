@@ -1,9 +1,9 @@
 """Runs passes of onnxoptimizer and the basic optimisations of onnxruntime.
 
-Only those passes of onnxoptimizer are used that emit standard operators and do not depend on the target.
-Passes that rewrite inputs or split a model are not used. Equal initializers are shared by `leftovers`
-instead. BatchNormalization is folded by `ort_basic` and `fold_affine` instead, because onnxoptimizer does not
-compute the folded constants.
+The passes of onnxoptimizer in `PASSES` emit standard operators and do not depend on the target. Passes that
+rewrite inputs or split a model are not used. Equal initializers are shared by `leftovers` instead.
+BatchNormalization is folded by `ort_basic` and `fold_affine` instead, because onnxoptimizer does not compute
+the folded constants.
 
 The basic optimisations of onnxruntime fold BatchNormalization, padding and constants. Higher levels are not
 used, because they emit operators that only onnxruntime on a similar CPU can run.

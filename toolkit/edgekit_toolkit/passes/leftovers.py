@@ -51,7 +51,7 @@ def _fixed_names(main: onnx.GraphProto) -> set[str]:
 
 
 def drop_unused(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` without unused nodes and initializers, doc strings and recorded shapes.
+    """Return a copy of `model` without unused nodes, unused initializers, doc strings and recorded shapes.
 
     Unused inputs are kept because callers pass them. Metadata is kept because applications read it.
     """

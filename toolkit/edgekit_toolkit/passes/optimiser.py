@@ -47,12 +47,12 @@ class PassResult:
 
     Attributes:
         applied: Whether a form of the pass was applied.
-        reason: Why form 0 was not applied, or an empty string.
+        reason: Why the first form of the pass was not applied, or an empty string.
         max_error: The largest absolute difference of an output from the source model, or None if the outputs
             were not compared.
         bytes_before, bytes_after: The size of the model. They are equal if the pass was not applied.
         nodes_before, nodes_after: The number of nodes, including nodes inside control flow.
-        form: The index of the last form that was tried, see `chain`.
+        form: The index of the last form that was tried, from 0, see `chain`.
     """
 
     name: str
@@ -79,9 +79,9 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     """Return a smaller and faster version of `source` with equal outputs.
 
     The names and dtypes of the inputs and outputs do not change. Outputs on `feeds` are equal if
-    `parity.compare` accepts them with the tolerance `EQUAL`. If all outputs are float, the outputs for the
-    first feed times -2 are also compared, with the tolerance `ALIKE`. If the batch is free, the outputs for
-    twice the batch size of the first feed are also compared.
+    `parity.compare` accepts them with the tolerance `EQUAL`. If the batch is free, the outputs for twice the
+    batch size of the first feed are also compared. If all outputs are float, the outputs for the first feed
+    multiplied by -2 are also compared, with the tolerance `ALIKE`.
 
     Args:
         source: An imported model.

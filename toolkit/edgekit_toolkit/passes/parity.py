@@ -19,10 +19,10 @@ class Tolerance:
 
     Attributes:
         range_fraction: A fraction of the range of the output, which is the largest minus the smallest value.
-        ulps: A number of units in the last place (ulp) of the dtype. The ulp is that of the largest absolute
-            value of the output, or that of 1 if all values are smaller. This term is needed for outputs with
-            a large offset and a small range. It is also needed for sigmoid, tanh and softmax, whose rounding
-            errors are those of values near 1.
+        ulps: A number of units in the last place (ulp) of the largest absolute value of the output, or of 1
+            if all values are smaller. This term is needed for outputs with a large offset and a small range.
+            It is also needed for sigmoid, tanh and softmax, because engines compute small values of them
+            with the rounding errors of values near 1.
     """
 
     range_fraction: float = 1e-5
@@ -73,7 +73,7 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Combine several results into the largest errors, the first reason, and `ok` if all are ok."""
+    """Return the largest errors and the first reason of several results, which is ok if all are ok."""
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),
         relative_to_range=max((v.relative_to_range for v in verdicts), default=0.0),

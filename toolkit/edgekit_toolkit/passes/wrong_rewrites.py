@@ -170,7 +170,7 @@ class PlainRun:
                 continue
 
     def difference(self, content: bytes, options: OrtOptions) -> str:
-        """Return an error or a difference from the session without optimisations, or an empty string."""
+        """Return a description of an error or of a difference in the outputs, or an empty string."""
         try:
             session = open_ort(content, options)
             for case in list(self._cases):

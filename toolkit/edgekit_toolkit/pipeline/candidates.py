@@ -1,4 +1,4 @@
-"""Builds the candidates, which are all forms of a model that may be useful.
+"""Builds the candidates of a search. Each candidate is one form of the model.
 
 Forms are compared only by their output noise on calibration samples. Accuracy is measured later. The noise of
 single blocks guides the search for mixed precision.
@@ -86,12 +86,12 @@ class CandidateSet:
 
     Attributes:
         candidates: The candidates. The float model is first.
-        noises: The noise of single blocks that were measured.
-        noise_samples: The number of calibration samples for output noise, or 0 if it was not measured.
+        noises: The output noise that each measured block causes.
+        noise_samples: The number of calibration samples on which noise was measured, or 0 if it was not.
         dropped: The forms that could not be built or run, with the reasons.
         wrong_rewrites: A sentence for each optimisation of the engine that is disabled for static forms.
-        set_aside: The forms that were built and removed, with the reasons. Either a similar form has less
-            noise, or the form differs from the float model on generated inputs.
+        set_aside: The forms that were built but removed, with the reasons. They have more noise than a
+            similar form, or they differ from the float model on generated inputs.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -138,7 +138,7 @@ class CandidateSet:
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Undo the last `add`. Remove `candidate`, or the last entry of `dropped` if it is None."""
+        """Undo the last `add`, which returned `candidate`. This also removes the entry of a failed form."""
         if candidate is None:
             self.dropped.pop()
         else:
@@ -150,7 +150,7 @@ class CandidateSet:
         `reasons` maps indices of candidates to reasons.
 
         Raises:
-            ModelError: The float model is among them, so that no form can be correct.
+            ModelError: The float model is unsuitable, so no form can be correct.
         """
         if 0 in reasons:
             raise ModelError(
@@ -202,8 +202,8 @@ def find_candidates(
             mixed precision are tried until the limit is reached.
         dims: The sizes of the free dimensions.
         progress: Called with the current step, the number of finished parts and the total number of parts.
-        like: The only form to build besides the float model, or None to search. It is built with weights
-            close to those of its `earlier` model, and again without this constraint.
+        like: The only form to build besides the float model, or None to search. It is built twice, first
+            with weights close to those of the model `like.earlier`, and then without this constraint.
         group: The number of samples in each feed of `calibration`.
         prunable: The float model whose channels may be pruned later, or None.
 
@@ -472,7 +472,7 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return the ranges without rare extreme values that each `RangeMethod` computes, by its label.
+    """Return the ranges of activations without rare extreme values, by the label of each `RangeMethod`.
 
     `kernels` are the kernels whose activations get narrower ranges. `whole` contains the full ranges.
     """

@@ -70,9 +70,9 @@ def compress(
 ) -> None:
     """Add compressed candidates to `candidate_set`, to meet the limits in `binding`.
 
-    `drafts` are the plain forms, whose packages are used to compute the transport size of compressed models.
-    `binding` contains the limits that together exclude all plain forms. `max_drop` and the results of
-    `measure_drops` are in points.
+    `drafts` are the forms without compression. Their packages are used to compute the transport size of
+    compressed models. `binding` contains the limits that together exclude all forms without compression.
+    `max_drop` and the results of `measure_drops` are in points, which are hundredths of the score.
     """
     if not isinstance(prepared.floats, OnnxModel):
         candidate_set.dropped.append("compressed forms: they are made of ONNX models, and this is a .tflite")

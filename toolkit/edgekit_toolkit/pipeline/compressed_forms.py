@@ -1,10 +1,11 @@
-"""Builds the compressed forms of one float model, with 8-bit weights or for a limit on transport.
+"""Builds the compressed forms of one float model.
 
-For a limit on transport, the quantization steps are chosen by an estimate of the package size. The estimate
-is the size of a package whose weights are all 0, plus the entropy of the quantized weights. After each try,
-the estimate is corrected by its error, so one or two tries are enough. Weights are rounded separately for
-int8 and for float arithmetic, because the activations differ. The searches run in turns, so that each search
-builds a first package before any search refines its package.
+Weights have 8 bits if the transport size is not limited. If it is limited, the quantization steps are chosen
+so that an estimate of the package size meets the limit. The estimate is the size of a package whose weights
+are all 0, plus the entropy of the quantized weights. After each try, the estimate is corrected by its error,
+so one or two tries are enough. Weights are rounded separately for int8 and for float arithmetic, because the
+activations differ. The searches of several models run in turns, so that each search builds a first package
+before any search refines its package.
 """
 
 import math
@@ -86,10 +87,10 @@ class CompressionTask:
         calibration: Returns a new iterator over the calibration samples.
         needs_fewer_macs: Whether a limit on latency, energy, memory or size excludes the plain forms.
         arch: The processor architecture of the target, such as `x86_64`.
-        max_transport_bytes: The limit on the transport size, or infinity if it excludes no form.
+        max_transport_bytes: The limit on the transport size, or infinity if the plain forms meet it.
         transport_bytes: Returns the transport size of a package with a given model and kind of form.
-        max_drop: The limit on the drop in points, or infinity.
-        measure_drops: Returns the drops of float models in points.
+        max_drop: The limit on the drop of the score in points, or infinity.
+        measure_drops: Returns the drop of the score of each float model in points.
         work: Counts and limits the work.
     """
 
@@ -147,7 +148,7 @@ def rounding_s(model: onnx.ModelProto, samples: int, task: CompressionTask, *, r
 class FormCompressor:
     """Builds the compressed forms of one float model.
 
-    If the transport size is limited, `add_forms` first reserves the work that its first package needs.
+    If the transport size is limited, `add_forms` first reserves enough work to build one package.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Drafts of the candidates, which are recipes, packages and costs without latencies. No files are written."""
+"""Drafts candidates. A draft has a recipe, a package and costs, but no latency. No files are written."""
 
 import hashlib
 import math

@@ -1,9 +1,9 @@
-"""A race between the candidates that the engines chose, with different numbers of threads.
+"""A race between the chosen candidates of all engines, with different numbers of threads.
 
-Measurements decide which engine and number of threads is used, and which of the forms with similar predicted
-latencies is the fastest. If this machine has the kernels of the target, a form that is slower than float32
-can only win if float32 exceeds a limit. For other targets, this rule does not apply, because latencies on
-this machine are not representative.
+Measurements decide which engine and which number of threads the package uses. They also decide which of
+several forms with similar predicted latencies is the fastest. If this machine has the kernels of the target,
+a form that is slower than float32 can only win if float32 exceeds a limit. For other targets, this rule does
+not apply, because latencies on this machine are not representative.
 """
 
 import itertools
@@ -245,7 +245,7 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
     Args:
         contender: The winner of a race on this machine.
-        cores: The number of cores of the target. If several threads won, at least this number is returned.
+        cores: The number of cores of the target. The result is at least this number, unless one thread won.
     """
     if contender.usual:
         return None

@@ -233,7 +233,7 @@ class Judging:
         )
 
     def measure_drops(self, models: Sequence[Model]) -> list[float]:
-        """Return the drops of float models in points, on the samples that are used to choose candidates."""
+        """Return the drop of the score of each float model in points, on the samples for choosing."""
         return [drop.points for drop in self._score_models(models, alone=False).choosing.drops]
 
 

@@ -44,8 +44,8 @@ class Preparation:
         wrong_rewrites: The optimisations of onnxruntime that are disabled for `floats` and its forms, or
             None.
         floats: The optimised model with inferred shapes, or the unchanged `.tflite` model.
-        ranges: A dict from each input to the smallest and largest value to generate. With samples of the
-            user, these are the limits of the samples.
+        ranges: A dict from each input to the smallest and largest value to generate. If the user gives
+            samples, these are the smallest and largest value of the samples.
         golden: The golden inputs, and the outputs of `floats` for them.
         reference: Statistics of inputs and outputs on the calibration samples, or None without user samples.
         class_output: The name of the first output if it is known to be class scores, else None.
@@ -78,7 +78,7 @@ class Preparation:
         return {name: size.value for name, size in self.sizes.items()}
 
     def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
-        """Return a dict from free dimensions to their sizes in a sample, if these differ from `dims`."""
+        """Return the sizes of free dimensions that differ between a sample and `dims`, by name."""
         return {
             name: sample[spec.name].shape[axis]
             for sample in samples

@@ -45,7 +45,7 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
 def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> PackageDraft:
     """Build the package that `recipe` describes from the model at `model_path`, without a search.
 
-    `earlier` is the earlier model if the package is an update with weights near those of that model.
+    `earlier` is needed if the recipe builds an update whose weights are close to those of an earlier model.
 
     Raises:
         RecipeError: The recipe is for another model, or the installed tools build a different package.

@@ -107,9 +107,10 @@ class Run:
         warnings: Sentences for the user, see `find_warnings`.
         memory_here: The memory of the chosen candidate, or None before it is measured.
         tournament: The results of all engines. Empty without a tournament.
-        slower_than: A float model that is faster on this machine but exceeds a limit, or an empty string.
+        slower_than: A description of a float model that is faster on this machine but exceeds a limit, or an
+            empty string.
         variants: The further variants of the package.
-        whole: The chosen candidate after variants or a new version were added, or None without such changes.
+        whole: The chosen candidate with its further variants or its new version, or None if it is unchanged.
     """
 
     request: Request
@@ -137,7 +138,7 @@ class Run:
 
     @property
     def subject(self) -> JudgedCandidate:
-        """The candidate for reports, which is the chosen one or else the closest to the limits."""
+        """The candidate for reports: the chosen one, or the closest to the limits if none was chosen."""
         return self.candidate(self.choice.chosen or self.choice.closest or self.candidates[0].id)
 
     @property

@@ -33,8 +33,8 @@ class SampleAnswers:
 
     Attributes:
         name: The file name of the sample, or its number.
-        floats, package: The decoded outputs of the float model and of the package. If decoding fails, they
-            only contain the text `error`.
+        floats, package: The decoded outputs of the float model and of the package. If decoding fails, the
+            dict only contains an error message under the key `error`.
         size: The width and height of the image, or None if the sample is not an image.
         picture: A small copy of the image as a data URI, or an empty string.
     """
