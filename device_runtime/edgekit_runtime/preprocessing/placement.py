@@ -22,8 +22,8 @@ class Placement:
         scale_x, scale_y: The number of input pixels for each image pixel.
         left, top: The position of the image's upper left corner in the input, in pixels. Negative after a
             crop.
-        origin: The (x, y) of the image's upper left corner in the source image that it was cropped from, in
-            pixels. Answers give positions in that source image.
+        origin: The position (x, y) of the image in the larger image that it was cropped from, in pixels.
+            Answers give positions in the larger image.
     """
 
     width: int

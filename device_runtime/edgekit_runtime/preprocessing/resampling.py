@@ -20,7 +20,7 @@ def resample(samples: Floats, rate: int, target_rate: int) -> Floats:
     The result is that of `scipy.signal.resample_poly` with its default arguments.
 
     Raises:
-        DataError: The filter would be too long for these two rates, or they are too far apart.
+        DataError: The ratio of the two rates is not supported.
     """
     divisor = math.gcd(rate, target_rate)
     up, down = target_rate // divisor, rate // divisor

@@ -23,8 +23,9 @@ class DeviceSetting:
     Attributes:
         key: The name in `--config KEY=VALUE`.
         title: What the setting changes.
-        values: The range of numbers, the allowed words, or None for a time of day such as `01:00-04:00`.
-        reader: The process that applies the setting, without a restart.
+        values: The allowed range of numbers or the allowed words. None stands for a time window such as
+            `01:00-04:00`.
+        reader: The process that applies the setting. It does not need a restart.
     """
 
     key: str

@@ -113,10 +113,10 @@ class InferRequest:
         id: The id that the response repeats, or None.
         priority: The priority. 1 is the highest, 0 is the model's default.
         timeout_us: The longest wait in the queue in microseconds, or None.
-        media_type: The media type of the input that is a file. Empty means the model's usual type.
+        media_type: The media type of an image or audio input. If empty, the model's default is used.
         sequence: The position in a sequence, or None.
         wants_answer: Whether one of the outputs is the answer of the model's task.
-        response_heads: A cache in which a server stores the heads of its responses, by output shapes.
+        response_heads: The server's cache of response heads. The keys are the shapes of the outputs.
         binary_bytes: The size of all binary data.
         shares_outputs: Whether an output is written to shared memory.
         has_json_outputs: Whether the values of an output are written to the JSON.
@@ -147,7 +147,7 @@ class InferRequest:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the JSON contains no tensor values, so that requests with equal JSON are equal."""
+        """Whether the JSON contains no tensor values, so that the decoded request can be reused."""
         return all(tensor.values is None for tensor in self.inputs)
 
 

@@ -24,8 +24,8 @@ Value = TypeVar("Value")
 def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) -> dict[str, Any]:
     """Parse a JSON object. `where` is the source, for error messages.
 
-    Each of the `placeholders` replaces one `Infinity` in the text, in order. Any other `Infinity` is
-    rejected.
+    Each `Infinity` in the text is replaced by the next item of `placeholders`. An `Infinity` without an item
+    is rejected.
 
     Raises:
         RequestError: `data` is not an object, JSON or UTF-8, contains NaN, or is nested too deeply.

@@ -169,10 +169,12 @@ class NumberArray:
 
 
 def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
-    """Parse a JSON document in slices. Lists of numbers of more than 256 bytes become a `NumberArray`.
+    """Parse a JSON document in slices.
+
+    A list of numbers becomes a `NumberArray` if its text is longer than 256 bytes.
 
     Raises:
-        RequestError: `data` is not a JSON object, is nested too deeply, or has more than 64 KiB besides such
+        RequestError: `data` is not a JSON object, is nested too deeply, or exceeds 64 KiB without these
             lists.
     """
     remainder: list[bytes] = []

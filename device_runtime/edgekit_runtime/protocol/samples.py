@@ -5,9 +5,9 @@ An order says how many requests of a model to keep, and which ones:
     SampleOrder(id="o-7", model="detector", triggers=(SampleTrigger(kind="uncertain", threshold=0.2),),
                 per_day=20.0, max_bytes=50 << 20, ends_at=..., public_key="...")
 
-A trigger draws each request that fits it with a probability p that was set before the request arrived. If
-several triggers fit, the sample has the probability 1 - (1 - p1)(1 - p2)... The sample represents 1 /
-probability requests, which makes unbiased estimates possible.
+A trigger draws each fitting request with a probability p, which is set before the request arrives. If several
+triggers fit, the sample has the probability 1 - (1 - p1)(1 - p2)... A sample of probability q represents
+1 / q requests, which makes unbiased estimates possible.
 
     write_sample(sample)    returns the plain file: header, unchanged input, answer
     read_sample(data)       parses a plain file from an untrusted source
@@ -16,12 +16,14 @@ A device stores and sends the plain file encrypted with the public key of the or
 can open it: `encryption.key_wrapping.seal(plain, public_key, sample_info(id))`. It is uploaded with the
 device's certificate:
 
-    HEAD /samples/ID    204, `Upload-Offset`: number of stored bytes, 404: none, 200: all
-    PUT /samples/ID     body: bytes FIRST to LAST of the file, `Content-Range: bytes FIRST-LAST/SIZE`
-                        201: the sample is complete and on the manager's disk, the device deletes it
-                        202, `Upload-Offset`: the device sends more from this offset
-                        409, `Upload-Offset`: the part starts at a wrong offset, the device resumes here
-                        403, 410, 413, 422: rejected, the device deletes the sample
+    HEAD /samples/ID    200: all bytes are stored
+                        204: `Upload-Offset` bytes are stored
+                        404: no bytes are stored
+    PUT /samples/ID     sends bytes FIRST to LAST, with `Content-Range: bytes FIRST-LAST/SIZE`
+                        201: all bytes are stored, and the device deletes the sample
+                        202: the device continues at `Upload-Offset`
+                        409: the offset was wrong, and the device continues at `Upload-Offset`
+                        403, 410, 413, 422: rejected, and the device deletes the sample
                         other statuses: the device tries again later
 """
 
@@ -73,7 +75,7 @@ class SampleTrigger:
     Attributes:
         kind: A key of `TRIGGERS`. A device ignores an unknown kind and reports it.
         threshold: For `uncertain`, the maximum difference between the two best scores of an answer.
-        per_day: The number of samples that this trigger may draw per day, by default that of the order.
+        per_day: The number of samples that this trigger may draw per day, or None for `per_day` of the order.
     """
 
     kind: str
@@ -150,7 +152,7 @@ class SampleHeader:
         model, version, package_sha256: The package that answered, and the digest of its manifest.
         taken_at: The time of the request by the device's clock, in seconds since 1970.
         triggers: The kinds of the triggers that selected the request.
-        probability: The probability with which the request was selected. 1 if only `kept` selected it.
+        probability: The probability with which the request was selected. It is 1 if only `kept` fits.
         media_type: The media type, such as `image/jpeg`. Empty for tensors.
         tensors: The input tensors. Their values are concatenated in `Sample.input`, in C order and
             little-endian.

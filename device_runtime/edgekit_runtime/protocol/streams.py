@@ -41,8 +41,8 @@ class StreamOptions:
             WAV files, not possible for a camera
         stall_s: time without a frame after which the source is opened again. A slow source gets three times
             its usual interval between frames
-        open_s: longest wait for the first frame. After the source was open once, the wait starts at 3 s or
-            more and grows with each failure in a row, up to `open_s`
+        open_s: longest wait for the first frame. When a source is opened again, the first wait is at least
+            3 s, and the wait grows after repeated failures, up to `open_s`
         max_pixels: maximum number of pixels of a frame, or 0 for the limit in `[media]`. A larger image in a
             folder ends the stream
         window_s: length of the sound that the model gets each time

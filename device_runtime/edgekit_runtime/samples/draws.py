@@ -1,18 +1,17 @@
 """Draws the requests of a model that become samples, with probabilities that are set before each request.
 
-Each trigger of an order has a credit of samples. The credit grows at a constant rate, up to the number of
-samples in a quarter of a day. The probability for the next request depends only on the credit and on past
-requests:
+Each trigger of an order has a credit, which is the number of samples that it may draw. The credit grows at a
+constant rate, up to the samples of six hours. The probability for the next request depends only on the credit
+and on past requests:
 
     probability = samples per second / fitting requests per second * credit / (maximum credit / 2)
 
 For example, an order asks for 20 uncertain samples a day, and 1 % of 10 requests per second are uncertain.
 With half of the maximum credit, 1 of 430 uncertain requests is drawn.
 
-A request is drawn first. Whether the trigger fits is checked only afterwards, so most requests cost just one
-subtraction. A sample states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, even if only
-one of them drew it. The sample represents 1 / probability requests. Without credit or disk space, a trigger
-draws nothing. It exceeds its credit by at most one sample.
+Requests are drawn before it is checked which triggers fit, so most requests cost just one subtraction. A
+sample states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, even if only one of them
+drew it. Without credit or disk space, a trigger draws nothing. It exceeds its credit by at most one sample.
 """
 
 import math
@@ -43,7 +42,7 @@ def draw_uniform() -> float:
 class Credit:
     """The number of samples that may still be drawn.
 
-    The maximum is the number of samples for a quarter of a day, or for a whole day with `is_of_application`.
+    It grows by `per_day` samples a day, up to the samples of six hours, or of a day with `is_of_application`.
     Times are those of a monotonic clock.
     """
 
@@ -77,11 +76,11 @@ class Line:
     """One trigger of one order.
 
     Attributes:
-        own, of_order: The credits of the trigger and of its order. A sample uses both.
+        own, of_order: The credits of the trigger and of its order. A sample is subtracted from both.
         has_room: Whether there is disk space for another sample of this trigger.
         probability: The probability that the next request is drawn.
-        looks, fits: The numbers of requests that were checked, and that fit the trigger. Older ones count
-            less.
+        looks: The number of requests that were checked. Older requests count less.
+        fits: The number of these requests that fit the trigger.
         stored: The number of samples that this trigger drew.
     """
 
@@ -116,8 +115,8 @@ class Line:
     def choose_probability(self, requests_per_s: float, now_s: float) -> float:
         """Update the credits and return the probability with which to draw the next request.
 
-        It is 0 if there is no disk space, and for the kind `KEPT`. Until the first request was checked, all
-        requests are assumed to fit the trigger. `now_s` is the time of a monotonic clock.
+        The probability is 0 if there is no disk space or if the kind is `KEPT`. Until a request was checked,
+        all requests are assumed to fit the trigger. `now_s` is the time of a monotonic clock.
         """
         self.own.grow(now_s)
         self.of_order.grow(now_s)
@@ -130,13 +129,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A request that was drawn. It becomes a sample only if a trigger fits it.
+    """A request that was drawn. It becomes a sample only if it fits a trigger.
 
     Attributes:
         probabilities: The probability of each line when the request arrived.
-        hits: Whether each line drew the request.
-        is_pulled: Whether an application chose the request. It is then not counted in the statistics of the
-            lines.
+        hits: For each line, whether it drew the request.
+        is_pulled: Whether an application chose the request. Such requests are not counted in `Line.looks`.
     """
 
     lines: tuple[Line, ...]
@@ -145,9 +143,9 @@ class Draw:
     is_pulled: bool = False
 
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
-        """Return a sample for each order that has a line that drew the request and fits it.
+        """Return one sample for each order with a line that drew the request, if that line fits.
 
-        `fits` says for each of `lines` whether its trigger fits the request.
+        `fits` states for each line whether the request fits its trigger.
         """
         drawn: dict[str, list[Line]] = {}
         rests: dict[str, float] = {}
@@ -161,9 +159,9 @@ class Draw:
         return [Selection(tuple(lines), 1 - rests[order]) for order, lines in drawn.items()]
 
     def settle(self, fits: Sequence[bool]) -> None:
-        """Count which lines fit the request. Lines that drew it but do not fit get their credit back.
+        """Update the statistics of the lines. `fits` has the same meaning as in `select`.
 
-        If an application chose the request, it is not counted. `fits` is the argument of `select`.
+        A line that drew the request but does not fit gets its credit back.
         """
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
@@ -179,7 +177,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order, drawn by `lines`. It uses the disk space of the first of these lines."""
+    """A sample for one order, drawn by `lines`. Its size is counted for the first of these lines."""
 
     lines: tuple[Line, ...]
     probability: float

@@ -112,10 +112,13 @@ class SampleFolder:
     ) -> list[StoredSample]:
         """Delete samples that are too old or exceed a limit, and return the others.
 
-        Only the age and the kind matter, not the content, so the remaining samples are still unbiased. Within
-        a share, the oldest samples are deleted first. If all samples exceed `max_bytes`, those of the kinds
-        `random` and `kept` are deleted last. `oldest_at` is in seconds since 1970. `shares` is a dict from
-        (order, kind) to the limit of that share in bytes.
+        The content of a sample does not matter, so the remaining samples are unbiased. The oldest are deleted
+        first. If all samples exceed `max_bytes`, those of the kinds `random` and `kept` are deleted last.
+
+        Args:
+            oldest_at: The minimum time of a sample, in seconds since 1970.
+            max_bytes: The maximum size of all samples.
+            shares: A dict from (order, kind) to the maximum size of their samples in bytes.
         """
         samples = self.list_samples()
         waiting, sizes, total_bytes = [], dict(shares), 0

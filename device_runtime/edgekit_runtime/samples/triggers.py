@@ -24,12 +24,12 @@ _MIN_OUTSIDE: Final = 0.01  # share of the values of a tensor
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Observation:
-    """A request and its answer, which is empty if the model has no task.
+    """A request with its outputs and its answer.
 
     Attributes:
-        inputs, outputs: The tensors of the request, by name.
-        find_agreement: A function that returns how similar the answer of another version is, 0 to 1, or None
-            if there is no other version.
+        inputs, outputs: Dicts from names to tensors.
+        answer: The answer of the task. Empty if the model has no task.
+        find_agreement: A function that returns the similarity to another version's answer, 0 to 1, or None.
     """
 
     manifest: Manifest

@@ -3,8 +3,8 @@
     bytes of a JPEG -> Answerer.prepare (thread) -> lane of the model -> Answerer.answer (thread) -> reply
 
 If the model is free, one thread performs all three steps, since each change of threads takes 0.1 to 0.5 ms.
-If it is busy, files are decoded while the model runs other requests. Everything else runs on the event loop's
-thread. If the model's version changes while a file is being decoded, the file is decoded again.
+If the model is busy, files are decoded while it runs other requests. If the model's version changes while a
+file is being decoded, the file is decoded again.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ class Answered(NamedTuple):
     """The result of a request.
 
     Attributes:
-        served: The version that accepted the request. A canary may have run it.
+        served: The version that accepted the request. During a canary trial, another version may have run
+            it.
         decoded: The answer of the task. Empty if it was not requested.
         times_s: The time of each step in seconds: `prepare`, `infer`, and `answer` if it was decoded.
     """
@@ -58,11 +59,11 @@ class AnswerRequest:
     """A request with an image, a sound or tensors.
 
     Attributes:
-        find: A function that returns the version that answers. It may raise an EdgekitError.
+        find: A function that returns the model version to use. It may raise an EdgekitError.
         reply: A function that is called once on the event loop's thread, possibly before `submit` returns.
         data: The bytes of a file, or None if `inputs` holds all inputs. Valid until `reply` is called.
-        media_type: The type of the file, or None for the model's usual type.
-        inputs: The inputs that need no decoding, such as states. After `prepare`, all inputs.
+        media_type: The type of the file, or None for the model's default.
+        inputs: The inputs that need no decoding, such as states. `prepare` adds the others.
         decodes: Whether the reply needs the answer of the task in addition to the outputs.
         overrides: The task options for this answer.
         priority: The priority. 1 is the highest, 0 is the model's default.
@@ -70,7 +71,7 @@ class AnswerRequest:
         is_unwanted: A function that returns whether the client has disconnected.
         sequence: The position in a sequence, or None.
         request_id: The id that the client chose, or None.
-        max_pixels, began_s, served, answerer: Set by `AnswerPath`.
+        max_pixels, began_s, served, answerer: Values that `AnswerPath` sets.
         error: Why the request cannot be answered, or None.
     """
 

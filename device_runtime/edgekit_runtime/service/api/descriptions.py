@@ -20,7 +20,7 @@ def describe_model(served: Served) -> dict[str, Any]:
 
 
 def describe_versions(served: Sequence[Served]) -> dict[str, Any]:
-    """Return Triton's statistics, extended by figures of this project, as a list under `model_stats`."""
+    """Return the statistics of Triton's API with additional fields, as a list under `model_stats`."""
     document = describe_statistics(version.metrics for version in served)
     for entry, version in zip(document["model_stats"], served, strict=True):
         entry.update(version.to_json())

@@ -1,7 +1,7 @@
 """The endpoints for the fleet's agent: the fleet's settings of the service, and the latest log lines.
 
-The agent writes the settings to a file, which the service watches. The fleet cannot change what the service's
-configuration sets.
+The agent writes the settings to a file, which the service watches. Settings in the service's configuration
+take precedence.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class FleetHandler:
     """Applies the fleet's settings from the agent's file, and handles the agent's requests.
 
     Attributes:
-        problems: A dict from the key of each setting in the file to the reason why it has no effect. The
-            reason is empty if it has an effect.
+        problems: A dict from the key of each setting in the file to the reason why it was not applied, or an
+            empty string if it was applied.
     """
 
     def __init__(self, path: Path, config: ServiceConfig, limit_power: Callable[[Power], None]) -> None:

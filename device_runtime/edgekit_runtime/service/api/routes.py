@@ -84,7 +84,7 @@ class Router:
         self._tasks = Tasks()
 
     def handle_request(self, connection: Connection, head: RequestHead, body: memoryview) -> None:
-        """Handle the first request with this head. Set `head.route` to the action for later requests.
+        """Handle a request, and store its handler in `head.route` for later requests with the same head.
 
         Raises:
             EdgekitError: The error to respond with.

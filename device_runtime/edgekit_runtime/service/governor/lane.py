@@ -22,10 +22,10 @@ _RETRY_S = 1.0  # a governor decides once a second
 
 
 class GovernedLane(Lane):
-    """Passes calls to the lane of the current setting, and rejects a share of them if a limit requires it.
+    """Passes calls to the lane of the current setting. It rejects a share of them if the governor decides so.
 
     Attributes:
-        admit: The fraction of the calls that are accepted.
+        admit: The share of the calls that are accepted, 0 to 1.
         changes: The number of changes of the setting since the start.
     """
 

@@ -23,7 +23,7 @@ _NO_SCORE: Final = 0.5
 def make_profile(
     loaded_settings: tuple[LoadedSetting, ...], options: GovernorOptions, scheduling: SchedulingLimits
 ) -> Profile:
-    """Return the loaded settings with their costs for each allowed batch size.
+    """Return the time, energy and accuracy of each loaded setting with each allowed batch size.
 
     The running times were measured when the model was loaded. The energy is assumed to be proportional to the
     running time and to the number of threads. The accuracy is the score in the package.

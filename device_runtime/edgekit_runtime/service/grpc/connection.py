@@ -41,8 +41,7 @@ class GrpcConnection:
     Attributes:
         is_local, client, peer_pid, deadline_tick: As in `Connection`.
         on_admit: Called once when the first RPC has passed the access check, then set to None.
-        ahead: The RPCs that pause until the client has read more responses, or until other connections
-            have been served.
+        ahead: The paused RPCs. They wait for the client to read responses, or for other connections.
     """
 
     def __init__(

@@ -5,10 +5,9 @@
         ...  # a handler may answer: http2.respond(event.stream, ...)
     parts = http2.data_to_send(64 << 10)
 
-`Http2.KINDS` defines the rules for each frame type. Received parts of a DATA frame are returned immediately,
-so only the heads of requests are buffered. Data to send waits for the client's flow control windows. Streams
-take turns, with one frame each. Responses do not use HPACK's dynamic table, so equal responses have equal
-bytes.
+`Http2.KINDS` defines the rules for each frame type. Only the heads of requests are buffered. Parts of a DATA
+frame are returned as they arrive. Data to send waits for the client's flow control windows. Streams take
+turns, with one frame each. Responses do not use HPACK's dynamic table, so equal responses have equal bytes.
 
 Source: RFC 9113 (HTTP/2), from which the names of frames, flags and errors are taken, and RFC 7541 (HPACK),
 implemented by `hpack`.
@@ -81,7 +80,7 @@ class Http2Stream:
     """One request and its response. Stream 0 holds the flow control windows of the whole connection.
 
     Attributes:
-        context: Any object of the owner. With None, no more events of this stream are returned.
+        context: An object of the caller. If it is None, no events of this stream are returned.
         send_window, receive_window: The number of bytes that may still be sent and received.
         consumed_bytes: The number of consumed bytes for which no WINDOW_UPDATE was sent yet.
         is_remote_open: Whether the client may still send.
@@ -476,8 +475,8 @@ class Http2:
 
         Args:
             stream: The stream of the request.
-            head: The field block that starts the response. Empty if the response has started or has only
-                trailers.
+            head: The field block that starts the response. Empty for further parts, and for a response of
+                trailers only.
             parts: The body. It must not change until it has been sent.
             trailers: The field block that ends the response, or None if more parts follow.
         """
@@ -512,7 +511,7 @@ class Http2:
                 self._end_stream(stream)
 
     def data_to_send(self, max_bytes: int) -> list[Buffer]:
-        """Return the bytes to send now, in parts of about `max_bytes` in total, or an empty list."""
+        """Return the parts to send now, with a total size of about `max_bytes`. The list may be empty."""
         output, self._control = self._control, []
         while self._ready and max_bytes > 0:
             stream = self._ready.pop(next(iter(self._ready)))

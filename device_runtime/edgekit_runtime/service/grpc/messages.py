@@ -3,7 +3,7 @@
 A message is a dict from field names to values, as in JSON. Missing scalars have their default value, missing
 messages are left out, and unknown fields are skipped.
 
-Source: KServe and Triton's `grpc_service.proto`; protobuf's encoding (protobuf.dev).
+Source: `grpc_service.proto` of KServe and Triton, and protobuf's encoding (protobuf.dev).
 """
 
 import struct
@@ -293,7 +293,7 @@ def unpack_varints(data: "bytes | bytearray | memoryview") -> Array:
     """Return the numbers of a packed field as a uint64 array.
 
     Raises:
-        RequestError: The last number does not end, or a number is too long.
+        RequestError: The last number is incomplete, or a number is too long.
     """
     source = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(source < 0x80) + 1

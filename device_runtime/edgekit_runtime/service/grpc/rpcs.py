@@ -89,9 +89,9 @@ class Method:
         raise NotImplementedError
 
     def encode_response(self, head: bytes, *body: Buffer) -> Sequence[Buffer]:
-        """Convert an HTTP response to a gRPC message, in parts.
+        """Convert an HTTP response to the parts of a gRPC message.
 
-        `head` is the HTTP/1.1 head. For inference, it also includes the JSON.
+        `head` is the HTTP/1.1 head. For inference, it includes the JSON of the response.
         """
         raise NotImplementedError
 

@@ -70,12 +70,12 @@ def ticks(seconds: float) -> int:
 
 
 class Connection:
-    """A client's connection, from when it is accepted or handed over until it is closed or released.
+    """A connection with an HTTP client. It ends when it is closed or released.
 
     Attributes:
         is_open: Whether the connection is neither closed nor released.
         is_local: Whether the client uses the Unix socket, whose file permissions control access.
-        address: The client's address if the socket cannot tell it, as for TLS. Otherwise empty.
+        address: The address of a TLS client, which the socket does not provide. Empty for other clients.
         descriptors: The file descriptors received with the body of the current request. A handler that keeps
             one must remove it from the list.
         on_close: A function that is called once when the connection is closed or released, or None.
@@ -348,7 +348,7 @@ class Connection:
     # Responding
 
     def refuse(self, error: EdgekitError) -> None:
-        """Respond with `error` and close, since the start of the next request is unknown."""
+        """Discard the received data, respond with `error` and close the connection."""
         self._discard_received()
         self._head = None
         self.is_busy = self.closes = True
@@ -551,7 +551,7 @@ class Connection:
     def release(self) -> tuple[socket.socket, bytes]:
         """Detach the socket, and return it with the bytes that were received but not answered.
 
-        May be called in `screen` or between requests. The socket is not closed and belongs to the caller.
+        May be called by `HttpServer.screen` or between requests. The caller must close the socket.
 
         Raises:
             RequestError: The connection is already closed.

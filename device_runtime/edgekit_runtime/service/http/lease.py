@@ -1,4 +1,4 @@
-"""The state of a connection that was lent to a worker, stored in memory shared with the service.
+"""The state of a connection that was lent to a worker, in memory that the worker and the service share.
 
 The worker may crash at any time, so it writes each new state before it continues.
 """
@@ -12,10 +12,10 @@ HANDED: Final = 3  # on its way to the worker
 
 
 class Lease:
-    """A byte in shared memory that holds the state of one connection.
+    """The state of one connection, as a byte in shared memory.
 
     Attributes:
-        states: The states of all connections: `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`, one byte each.
+        states: One byte for each connection, which is `IDLE`, `UNDER_WAY`, `RESPONDING` or `HANDED`.
         index: The index of this connection in `states`.
     """
 

@@ -24,10 +24,10 @@ _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group
 
 @dataclass(frozen=True, slots=True)
 class SocketFile:
-    """Identifies the file of a listening Unix socket, which another file may have replaced.
+    """The file of a listening Unix socket. If another file replaces it, the inode differs.
 
     Attributes:
-        device, inode: The values of `stat`. No other file gets this inode while the socket is open.
+        device, inode: The values of `stat` when the socket was opened.
     """
 
     path: Path
@@ -72,11 +72,11 @@ def find_client(connected: socket.socket) -> str:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Listen at `path`, for clients of the service's user and group. A stale socket is replaced.
+    """Listen on a Unix socket for clients of the service's user and group. A stale socket is replaced.
 
     Raises:
-        TransportError: Another service listens there, the path is a file other than a socket, or the folder
-            is not writable.
+        TransportError: Another service listens on `path`, the file is not a socket, or the folder is not
+            writable.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -17,7 +17,7 @@ _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x8
 
 
 class SizedBody:
-    """A body of known length. Its memory is aligned for the first tensor."""
+    """A body of known length. The first tensor in it is aligned in memory."""
 
     __slots__ = ("data", "received_bytes")
 

@@ -57,16 +57,16 @@ class RequestHead:
         keeps_alive: Whether the client keeps the connection open for further requests.
         expects_continue: Whether the client waits for `100 Continue` before it sends the body.
         passes_descriptor: Whether a file descriptor comes with the body.
-        is_http_1_0: Whether the response must state that the connection stays open.
+        is_http_1_0: Whether the HTTP version is 1.0.
         authorization: The `Authorization` header, or None.
         is_from_page: Whether a web page of another origin sent the request, see `is_from_page`.
         has_foreign_host: Whether the host is a public name, see `is_foreign_host`.
-        is_plain: Whether the response needs no changes. False for HTTP 1.0, `HEAD`, and the last request of
-            a connection.
+        is_plain: Whether the response can be sent as it is. False for HTTP 1.0, `HEAD`, and the last request
+            of a connection.
         data: The bytes of the head, or empty if it is too long to cache.
-        request_bytes: The length of head and body, or -1 if they cannot arrive together.
+        request_bytes: The length of head and body, or -1 for a chunked body, a descriptor or a long head.
         route: The handler for all requests with this head, or None before the first one was routed.
-        clearance: If equal to `HttpServer.clearance`, requests with this head need no screening.
+        clearance: Requests with this head need no screening while this equals `HttpServer.clearance`.
     """
 
     __slots__ = (
@@ -238,7 +238,7 @@ def is_from_page(fields: Mapping[bytes, bytes]) -> bool:
 
 
 def is_foreign_host(host: bytes | None) -> bool:
-    """Return whether `host` is a public name, which its owner could point to this machine (DNS rebinding)."""
+    """Return whether `host` is a public name. Its owner could point it to this machine (DNS rebinding)."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")

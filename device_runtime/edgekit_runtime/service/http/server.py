@@ -1,6 +1,6 @@
-"""The HTTP server: listens, accepts, limits, times out and drains connections (docs/adr/0013-service.md).
+"""The HTTP server, which accepts, limits and closes connections (docs/adr/0013-service.md).
 
-It does not interpret requests. The handler does.
+It passes the requests to a handler.
 """
 
 import asyncio
@@ -53,14 +53,13 @@ class HttpServer:
     blocked, the timer does not tick, so a blocked loop causes no timeouts.
 
     Attributes:
-        handle_request: A function of a connection, a head and the whole body, which calls
-            `connection.respond` once, possibly later. If it raises an `EdgekitError`, that error is the
-            response.
-        screen: A function of a connection and a head, which is called before the body is read. It raises an
-            error to refuse the request, and returns True if it has released the connection. It sets
-            `head.clearance` to the server's `clearance` if later requests with this head need no screening.
-        clearance: A number that changes when all heads must be screened again.
-        heads: One head cache for TCP and one for the Unix socket, whose requests are screened differently.
+        handle_request: A function `(connection, head, body)` that handles a request. It must call
+            `connection.respond` once, possibly later, or raise an error to respond with.
+        screen: A function `(connection, head)` that is called before the body is read. It raises an error to
+            refuse the request. It returns True if it has released the connection. If later requests with
+            this head need no screening, it sets `head.clearance` to the server's `clearance`.
+        clearance: A number that is increased when all heads must be screened again.
+        heads: One head cache for TCP and one for the Unix socket.
         tick: The tick count of the timer, which runs while there are connections.
         date_line: The `Date` header, updated at each tick.
         idle_ticks: The number of ticks for which a connection may be idle.
@@ -68,9 +67,9 @@ class HttpServer:
         sending_bytes: The size of responses that clients have not read yet.
         error_counts: A dict from HTTP status to the number of error responses.
         is_draining: Whether connections are closed after their next response.
-        on_response_sent: A function that is called after each response instead of reading the next request,
-            or None.
-        lent: The number of released connections that will come back.
+        on_response_sent: A function that is called after each response, or None. If it is set, the next
+            request is not read.
+        lent: The number of connections that are lent to workers.
     """
 
     def __init__(
@@ -103,10 +102,9 @@ class HttpServer:
         return len(self._connections)
 
     def is_full(self, *, is_local: bool) -> bool:
-        """Return whether the limit of clients on the Unix socket (`is_local`) or over TCP is reached.
+        """Return whether the connection limit is reached for the Unix socket (`is_local`) or for TCP.
 
-        If the server listens on both, a quarter of the connections is reserved for each, so that neither can
-        use up all connections.
+        If the server listens on both, a quarter of all connections is reserved for each of them.
         """
         reserved = self._max_connections // 4 if len(self._kinds) > 1 else 0
         is_over = self._counts[is_local] >= self._max_connections - reserved
@@ -148,12 +146,12 @@ class HttpServer:
         self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines) if is_needed else None
 
     def lend(self, *, is_local: bool) -> None:
-        """Count a released connection until `take_back` is called."""
+        """Count a connection that was lent to a worker, until `take_back` is called."""
         self.lent += 1
         self._counts[is_local] += 1
 
     def take_back(self, *, is_local: bool) -> None:
-        """Stop counting a lent connection that was returned or closed."""
+        """Stop counting a connection that a worker has returned or closed."""
         self.lent -= 1
         self._counts[is_local] -= 1
         self._check_drained()

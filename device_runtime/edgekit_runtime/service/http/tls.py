@@ -47,8 +47,8 @@ class TlsListener:
     """Accepts TLS connections and passes them to an HTTP server.
 
     TLS connections have their own limit, because each takes three file descriptors and 256 KiB. The limit
-    includes unfinished handshakes. If it is reached, the oldest connection that has not yet sent a request
-    with the token is closed, so that unauthorized clients cannot lock out others.
+    includes unfinished handshakes. If the limit is reached, the oldest connection that has not yet sent the
+    token is closed, so that unauthorized clients cannot lock out others.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ SWAP_RETRY_S: Final = 1
 
 
 class EvictedError(UnavailableError):
-    """A model was unloaded to make room for others, or cannot be loaded yet. The next request loads it."""
+    """The model is not in memory. It is loaded on demand, see `Registry.wait_for`."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"model '{model}' is not loaded: {reason}", 1.0)
@@ -31,8 +31,8 @@ class ModelEntry:
             version.
         state, reason: The state and reason in the repository index.
         failed: A dict from versions to the reason why they were rolled back.
-        is_evicted: Whether the next request loads the model. True after it was unloaded for other models, or
-            if memory or file descriptors ran out.
+        is_evicted: Whether the next request loads the model. True if it was unloaded for other models, or if
+            there was too little memory or no file descriptor to load it.
         loading: The task that loads the model for waiting requests, or None.
         waiting: The number of requests that wait for `loading`.
         loaded_s: When `versions` was set, in the time of `time.monotonic`.
@@ -81,12 +81,12 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One line of the repository index.
+    """An entry of the repository index.
 
     Attributes:
-        version: The version of the model, or empty for a line about the whole model.
+        version: The version of the model, or empty for an entry about the whole model.
         state: `READY`, `LOADING`, `UNLOADED` or `UNAVAILABLE`.
-        reason: Why the model is not ready, a remark on it, or empty.
+        reason: Why the model is not ready, or a note such as the state of its trial. May be empty.
     """
 
     name: str
@@ -140,10 +140,10 @@ class Catalogue:
         return [] if model is None else list(model.versions)
 
     def describe(self, installed: Iterable[str]) -> list[Status]:
-        """Return the status lines of each model that is `installed` or was loaded.
+        """Return the index entries of all models in `installed` and in this catalogue.
 
-        Each version that is ready or was rolled back has a line. The model itself has a line if no version is
-        ready, or if there is a reason for its state.
+        Each version that is ready or was rolled back has an entry. The model itself has an entry if no
+        version is ready, or if there is a reason for its state.
         """
         lines = []
         for name in sorted({*installed, *self.by_name}):

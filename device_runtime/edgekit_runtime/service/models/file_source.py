@@ -30,10 +30,10 @@ _logger = logging.getLogger(__name__)
 
 
 class PackageFiles(Source):
-    """A `Source` of package files, and of folders whose packages are listed again at each access.
+    """A `Source` of package files and folders. Folders are listed again at each access.
 
-    Tails are submodels that a server runs for devices. Of the packages in `tails`, only these are served. The
-    name of a tail contains its digest, so tails of several versions can be served at the same time.
+    Tails are submodels that a server runs for devices. From the packages in `tails`, only tails are served.
+    The name of a tail contains its digest, so tails of several versions can be served at the same time.
 
     Listing reads the name and version of a package without verification. Opening verifies the whole package.
     After a version was opened, older versions are refused until the service restarts. This prevents rollback
@@ -96,8 +96,7 @@ class PackageFiles(Source):
         """Ignore the file of a version until the file changes or the service restarts.
 
         Returns:
-            True if the file is ignored. False if the model has no other version, so that the file stays in
-            use.
+            True if the file is ignored. False if the model has no other version, and the file stays in use.
         """
         packages = {key: package for key, package in self._read().items() if package.name == name}
         own = [key for key, package in packages.items() if package.version == version]

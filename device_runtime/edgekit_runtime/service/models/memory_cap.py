@@ -81,9 +81,9 @@ class MemoryCap:
     async def plan(
         self, model: ModelEntry, *, for_others: bool, patience_s: float
     ) -> AsyncIterator[LoadPlan | None]:
-        """Yield a plan for loading a model. Its memory is reserved within the `async with` block.
+        """Yield a plan for loading a model, and reserve its memory within the `async with` block.
 
-        If `for_others` is False and an unloaded model does not fit now, the plan is None. The first request
+        The plan is None if `for_others` is False and an unloaded model does not fit now. The first request
         then loads the model.
 
         Args:

@@ -1,4 +1,4 @@
-"""Starts trials of new versions beside the version in use, and applies the verdicts of the gates."""
+"""Starts trials of new versions beside the version in use, and applies their verdicts."""
 
 import asyncio
 import dataclasses
@@ -29,8 +29,8 @@ class RolloutController:
     """Starts trials and applies their verdicts.
 
     Attributes:
-        report: Called with each verdict. By default it applies the verdict. In a worker process it sends the
-            verdict to the service.
+        report: A function that is called with each verdict. By default it applies the verdict. In a worker
+            process it sends the verdict to the service.
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
@@ -42,8 +42,8 @@ class RolloutController:
         """Start a trial of the newest version. The caller holds the lock of `model`.
 
         Returns:
-            True if a trial was started, or if the source rejected the newest version. In the second case,
-            `model.failed` states the reason. False if no version is in use or no newer version exists.
+            True if a trial is running, or if the newest version was rejected and `model.failed` states the
+            reason. False if no version is in use or no newer version exists.
 
         Raises:
             EdgekitError: The new version cannot be opened now, or its outputs cannot be compared. The version

@@ -41,7 +41,7 @@ class Source(Protocol):
         """
 
     def find_proven(self, _name: str) -> Servable | None:
-        """Find the version that should serve while a newer version is on trial. It is not opened.
+        """Return the version that should serve while a newer version is on trial, or None.
 
         Raises:
             EdgekitError: The versions cannot be listed.

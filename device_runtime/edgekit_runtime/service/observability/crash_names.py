@@ -9,10 +9,10 @@ _Result = TypeVar("_Result")
 
 
 def name_frame(function: Callable[_Parameters, _Result], name: str) -> Callable[_Parameters, _Result]:
-    """Return a copy of `function` with another name. Calls of both take the same time.
+    """Return a copy of `function` with another name.
 
-    At a crash such as SIGSEGV, `faulthandler` prints only function names. The new name shows what was
-    running.
+    After a crash such as SIGSEGV, `faulthandler` prints only function names. The new name shows which model
+    was running.
 
     Args:
         function: A plain function at the top level of a module.

@@ -1,7 +1,6 @@
 """Counters, gauges and histograms of the service and of each served version.
 
-Only the event loop changes or reads them, so there are no locks. The module `prometheus` formats them on
-request.
+They are used only on the event loop's thread, so there are no locks. The module `prometheus` formats them.
 """
 
 from bisect import bisect_left
@@ -97,7 +96,7 @@ class LaneMetrics:
             the first dimension of the model is fixed, each call has one row. If there are many entries, the
             numbers in new keys are rounded down to powers of 2.
         succeeded: The number of calls that ran and returned outputs.
-        rows: The number of rows in these calls.
+        rows: The number of rows in the successful calls.
         failed: The number of calls that ran and returned an error.
         failed_s: The sum of the seconds from arrival to answer of the failed calls.
         shed: The number of calls refused because too many calls were waiting.
