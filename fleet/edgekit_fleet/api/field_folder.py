@@ -1,8 +1,11 @@
 """Writes samples of a model into a folder for `edgekit package --calibration --eval`.
 
 field/<ID>.jpg      The input as it was received. Tensors, which have no media type, are .npz files.
-field/labels.csv    file_name, label, suggestion. People fill in `label`. Tensors are not listed.
-field/selection.csv file_name, probability and more. Such requests are sampled with `probability`.
+field/labels.csv    file_name, label and suggestion of each sample. People fill in `label`. Tensors are not
+                    listed.
+field/selection.csv file_name, probability, triggers, device, version and taken_at of each sample.
+
+`probability` is the probability of sampling such a request.
 """
 
 import base64
@@ -50,7 +53,8 @@ _FORMULA: Final = ("=", "+", "-", "@")  # a spreadsheet takes a cell that begins
 def write_field_folder(fleet: FleetCaller, folder: Path, **choice: str) -> tuple[int, list[str]]:
     """Fetch the samples that are not in the folder yet. Labels in the folder are kept.
 
-    The folder is created if it is missing. `choice` are fields of `ListSamples`.
+    The folder is created if it is missing. `choice` has the fields of a `ListSamples` request that selects
+    the samples.
 
     Returns:
         The number of new files, and a message for each sample that cannot be read.

@@ -79,7 +79,7 @@ def begin_request(store: Store, request: KeyedRequest, now: float) -> tuple[int,
 
 
 def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes) -> None:
-    """Store the answer to a request for repeated requests with the same key.
+    """Store the answer to a request. It is sent again if the request is repeated with the same key.
 
     An answer with a status of 500 or more is not stored, so the request can be tried again. `answer` is the
     body, or empty if the answer contains a secret.

@@ -73,7 +73,8 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
 def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: Any) -> Any:
     """Return an instance of `endpoint.request` from the path and the body or query of a request.
 
-    `body` is JSON in a POST request. `own` are fields whose values are already known.
+    `body` is JSON in a POST request. `own` are fields that the caller sets, such as the path of a received
+    file.
 
     Raises:
         RequestError: 400, the body is not JSON. 415, it has another media type. 422, a field is missing,

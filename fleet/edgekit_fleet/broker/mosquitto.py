@@ -2,7 +2,8 @@
 
 The broker stores nothing on disk. The state of the fleet is in the store, and restored messages would be
 outdated. A client's certificate determines its name and its MQTT client identifier, so no device can take
-over the connection of another one. A device can only publish its own documents and read those for it.
+over the connection of another one. A device can only publish its own documents, and only read documents that
+are addressed to it.
 """
 
 import contextlib

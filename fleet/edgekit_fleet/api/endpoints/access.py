@@ -123,7 +123,7 @@ class AddWebhook:
     Attributes:
         name: The name of the webhook.
         url: An `https` URL, or an `http` URL on this machine.
-        actions: Prefixes of audit log actions to send, such as `rollout.`. If empty, all are sent.
+        actions: The prefixes of audit log actions to send, such as `rollout.`. If empty, all are sent.
     """
 
     name: str

@@ -46,7 +46,7 @@ class DeviceList:
 
     Attributes:
         items: The devices.
-        next: The `after` of the next page, or null on the last page.
+        next: The value of `after` for the next page, or null on the last page.
     """
 
     items: tuple[DeviceSummary, ...]
@@ -142,8 +142,7 @@ class GetLog:
 
     Attributes:
         name: The name of the device.
-        wait: The maximum time to wait for the lines, in seconds. After that, the request is returned without
-            them.
+        wait: The maximum time to wait for the log lines, in seconds. After that, the answer has no lines.
     """
 
     name: str
@@ -156,7 +155,7 @@ class InviteDevices:
 
     Attributes:
         names: The names of the devices.
-        target: The target of their packages. If empty, each device states its own.
+        target: The target of the devices' packages. If empty, each device states its own target.
         tags: The tags of the devices.
         hours: The lifetime of the codes in hours.
     """
@@ -201,7 +200,7 @@ class AuditList:
 
     Attributes:
         items: The entries.
-        next: The `before` of the page with older entries, or null on the last page.
+        next: The value of `before` for the page with older entries, or null on the last page.
     """
 
     items: tuple[AuditRecord, ...]

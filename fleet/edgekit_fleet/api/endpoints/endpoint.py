@@ -79,10 +79,10 @@ def endpoint(
     is_secret: bool = False,
     is_done: Callable[[Any, Any], bool] | None = None,
 ) -> Callable[[Callable[[Fleet, Principal, Request], Answer]], Endpoint[Request, Answer]]:
-    """Return a decorator that makes an `Endpoint` of a function `(fleet, principal, request) -> answer`.
+    """Return a decorator that turns a function into an `Endpoint`.
 
-    The type hints of the function determine the request and answer classes. For the arguments, see
-    `Endpoint`.
+    The function has the parameters `fleet`, `principal` and `request`, and returns the answer. Its type hints
+    determine the request and answer classes. For the arguments, see `Endpoint`.
     """
 
     def make(run: Callable[[Fleet, Principal, Request], Answer]) -> Endpoint[Request, Answer]:

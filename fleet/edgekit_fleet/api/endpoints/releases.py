@@ -94,7 +94,7 @@ class ReleaseList:
 
     Attributes:
         items: The releases.
-        next: The `after` of the next page, or null on the last page.
+        next: The value of `after` for the next page, or null on the last page.
     """
 
     items: tuple[ReleaseSummary, ...]
@@ -107,9 +107,9 @@ class GetRollout:
 
     Attributes:
         name: The name of the rollout.
-        wait: The seconds after which the rollout is returned in its current state.
-        until: `ended` waits for the end of the rollout, and `stopped` for its end or for a pause that needs a
-            person's decision.
+        wait: The maximum time to wait, in seconds. After that, the rollout is returned in its current state.
+        until: `ended` waits until the rollout has ended. `stopped` also stops waiting when the rollout has
+            paused and needs a person's decision.
     """
 
     name: str
@@ -123,7 +123,7 @@ class RolloutList:
 
     Attributes:
         items: The rollouts.
-        next: The `after` of the next page, or null on the last page.
+        next: The value of `after` for the next page, or null on the last page.
     """
 
     items: tuple[RolloutSummary, ...]
@@ -138,8 +138,8 @@ class OrderRollout:
         name: The name of the rollout.
         order: The order. `abort` rolls all updated devices back, even after the rollout has ended.
         note: A note for the audit log.
-        allow_plain: Whether an `abort` after the end may roll devices back from an encrypted version to a
-            plain one.
+        allow_plain: Whether an `abort` of an ended rollout may roll devices back from an encrypted version to
+            a plain one.
     """
 
     name: str
@@ -150,10 +150,10 @@ class OrderRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The result of a replay, which repeats the decisions of a rollout from its log.
+    """The result of a replay, which computes the decisions of a rollout again from its log.
 
     Attributes:
-        differences: The decisions that differ from the log. There should be none.
+        differences: The decisions that differ from those in the log. There should be none.
     """
 
     differences: tuple[Difference, ...]

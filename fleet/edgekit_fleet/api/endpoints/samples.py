@@ -25,8 +25,8 @@ class SwitchSamples:
     """Whether devices may send samples. Omitted fields are not changed.
 
     Attributes:
-        days: The days for which samples are stored, initially 90.
-        max_bytes: The maximum size of all samples, initially 20 GiB.
+        days: The number of days for which samples are stored, initially 90.
+        max_bytes: The maximum total size of the samples, initially 20 GiB.
     """
 
     is_on: bool
@@ -41,7 +41,7 @@ class ListSamples:
     Attributes:
         trigger: The kind of trigger that selected the sample.
         limit: The maximum number of samples on the page.
-        after: The `next` of the previous page.
+        after: The value of `next` of the previous page.
     """
 
     model: str = ""
@@ -59,7 +59,7 @@ class SampleList:
 
     Attributes:
         items: The samples.
-        next: The `after` of the next page, or null on the last page.
+        next: The value of `after` for the next page, or null on the last page.
     """
 
     items: tuple[SampleSummary, ...]

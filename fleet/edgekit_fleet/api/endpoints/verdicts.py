@@ -16,7 +16,7 @@ class GetVerdict:
 
     Attributes:
         name: The name of the rollout.
-        wait: The seconds after which the answer is `undecided`.
+        wait: The maximum time to wait, in seconds. After that, the verdict is `undecided`.
     """
 
     name: str
