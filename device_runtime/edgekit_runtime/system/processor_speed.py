@@ -52,7 +52,7 @@ class SpeedGate:
         self.usual_s = _most_frequent(times)
 
     def check(self) -> bool:
-        """Measure the speed. Return True if it is usual now and was usual at the previous check."""
+        """Measure the speed. Return True if it was usual at this check and at the previous check."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         self._speeds.append(self.now_s)
         return self.is_usual(before_s, self.now_s)
@@ -62,9 +62,9 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Return True if the usual speed had become rare and was replaced by the most frequent speed.
+        """Replace a usual speed that has become rare by the most frequent speed. Return True if replaced.
 
-        A speed is rare if less than a third of the last 100 checks had it. At least 20 checks are needed.
+        A speed is rare if less than a third of the last 100 checks measured it. This needs 20 checks.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):
@@ -85,7 +85,7 @@ def _is_near(seconds: float, usual_s: float) -> bool:
 
 
 def time_fixed_work() -> float:
-    """Return the minimum processor time of a fixed workload in seconds, without waiting."""
+    """Run a fixed workload several times, and return its minimum processor time in seconds."""
     least_s = math.inf
     for _ in range(_TIMES):
         begin_s, total = time.thread_time(), 0
@@ -96,11 +96,11 @@ def time_fixed_work() -> float:
 
 
 def begin_anywhere(draws: random.Random, share: float) -> None:
-    """Work for a random time, so that later work begins at a random point of the time slice.
+    """Keep the processor busy for a random time, so that a measurement begins anywhere in a time slice.
 
     Otherwise, a short measurement always fits into one time slice, and is not slowed down by a CPU quota.
 
-    `share` is the share of a processor that the quota allows. If it is 1, nothing happens.
+    `share` is the share of a processor that the quota allows. If it is 1, this does nothing.
     """
     if share >= 1:
         return

@@ -60,7 +60,7 @@ def keep_lines() -> None:
 
 
 def read_recent(count: int) -> list[str]:
-    """Return the last `count` lines, oldest first. Without `keep_lines`, there are none."""
+    """Return the last `count` lines, oldest first, or no lines if `keep_lines` was not called."""
     handlers = logging.getLogger().handlers
     lines = [line for handler in handlers if isinstance(handler, RecentLines) for line in handler.lines]
     return lines[-count:] if count else []

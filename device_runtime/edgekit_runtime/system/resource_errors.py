@@ -1,7 +1,6 @@
 """Detects errors of a machine that lacks descriptors or memory.
 
-Such errors do not mean that the data are wrong. A full disk is not such an error, because a failed write
-raises `OutputError`.
+Such errors do not mean that the data are wrong. A full disk is reported as `OutputError` instead.
 """
 
 import errno

@@ -1,5 +1,5 @@
-"""Tasks give the outputs of a model a meaning. Each task has a module, which registers its record.
+"""Tasks, such as detection, decode the outputs of a model. Each task has a module that registers it.
 
-A task decodes outputs to an answer, such as labels with scores or boxes in pixels of the picture. `answerer`
-combines the task and the preprocessing of a package.
+The result is an answer, such as labels with scores or boxes in pixels of the picture. `answerer` combines the
+task and the preprocessing of a package.
 """

@@ -20,10 +20,10 @@ def compare_answers(current: Decoded, candidate: Decoded) -> float:
     """Return the agreement of two answers, 0..1, which is the mean over their fields.
 
     In lists of boxes, two boxes with the same label and an IoU of at least 0.5 form a pair. The agreement of
-    the lists is the number of pairs divided by the length of the longer list. If boxes contain answers, each
-    pair is weighted by the agreement of its answers. In regressions, all values are compared. In other lists
-    with labels, only the first entries are compared. `compare_numbers` compares numbers. Other values agree
-    if they are equal.
+    the lists is the number of pairs divided by the length of the longer list. If boxes contain answers of
+    a later stage, each pair is weighted by the agreement of these answers. In regressions, all values are
+    compared. In other lists with labels, only the first entries are compared. Numbers are compared by
+    `compare_numbers`. Other values agree if they are equal.
     """
     parts = [_compare(current.get(name), candidate.get(name)) for name in {*current, *candidate}]
     return sum(parts) / len(parts) if parts else 1.0

@@ -51,8 +51,8 @@ class Answerer:
     """The preprocessing, task and labels of a package. It never blocks and does not run the model.
 
     Attributes:
-        blank: A dict from input name to zeros in the shape of `Prepared.inputs`, as a view that takes no
-            memory. None without preprocessing, or if a dimension other than the batch is free.
+        blank: A dict from input name to an array of zeros with the shape in `Prepared.inputs`. None if there
+            is no preprocessing, or if a dimension other than the batch is free.
     """
 
     __slots__ = ("_options", "_spec", "blank", "labels", "rules", "task")
@@ -75,7 +75,7 @@ class Answerer:
 
     @property
     def media_input(self) -> str | None:
-        """The input for photographs or sound, or None without preprocessing."""
+        """The name of the input for photographs or sound, or None without preprocessing."""
         return None if self.rules is None else self._spec.name
 
     @property
@@ -176,7 +176,7 @@ class Answerer:
 
 
 def open_answerer(package: OpenedPackage) -> Answerer:
-    """Return the answerer of a package. It refuses requests that need a missing preprocessing or task.
+    """Return the answerer of a package, which may lack preprocessing or a task.
 
     Raises:
         PackageError: The preprocessing or the task is malformed or does not fit the model.

@@ -112,7 +112,7 @@ def read_task(choice: TaskChoice, error: type[DataError | PackageError] = Packag
     """Return the task that a manifest or command names, and its options as an instance of `Task.options`.
 
     Raises:
-        error: The task is unknown, or an option is unknown or out of range.
+        DataError, PackageError: The task or an option is unknown, or an option is out of range.
     """
     tasks = load_tasks()
     if choice.name not in tasks:

@@ -76,7 +76,7 @@ class TrustStore:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TrustStore":
-        """Return a store of all `*.pub.pem` in `folder`. A missing folder is an empty store.
+        """Return a store of all `*.pub.pem` in `folder`. If the folder is missing, the store is empty.
 
         Users who can write to the folder decide what is trusted. Its permissions are not checked here.
 

@@ -32,7 +32,7 @@ class TrustedKey:
 
 
 def list_trusted(folder: Path) -> tuple[TrustedKey, ...]:
-    """Return the keys in `folder` by name. A missing folder has no keys.
+    """Return the keys in `folder`, sorted by name, or no keys if it is missing.
 
     Raises:
         SignatureError: `folder` is not a folder, or a `*.pub.pem` in it is not a public key.

@@ -62,7 +62,7 @@ class DetectionOptions:
         reduced: Whether each cell of the first grid has only three anchors, as in SSD's lowest layer.
         unit_anchors: Whether all anchors are as large as the input.
         divisors: The divisors of raw x, y, width and height, for `anchors`. 0 for the width of the input.
-        sizes: Whether the factor of the anchor's size is exp(value) (`exponential`) or the value (`linear`).
+        sizes: `exponential` if the size of an anchor is multiplied by exp(value), `linear` if by the value.
         min_score: The minimum score of a box.
         overlap: The intersection over union above which the worse of two boxes of a class is removed. 1 keeps
             all boxes.

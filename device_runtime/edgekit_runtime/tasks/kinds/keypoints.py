@@ -31,7 +31,7 @@ class KeypointOptions:
         form: The format of the output. `coordinates` is [N, points, values] or flattened. `heatmaps` has one
             map for each point. `poses` is [N, 5 + points x values, A] or transposed, as in YOLOv8-pose. Each
             of its A candidates has the centre and size of a box, a score and the points.
-        row: The order of the values of a point, with the letters x, y, z and s (score). A - is an ignored
+        row: The order of the values of a point, with the letters x, y, z and s (score). `-` is an ignored
             value. MoveNet has `yxs` and the unit `shares`. A face mesh has `xyz`.
         unit: `pixels` of the input, or `shares` of its width and height.
         layout: The order of the axes of heatmaps.

@@ -1,4 +1,4 @@
-"""Pipeline: the answer of a pipeline, which its stages have already decoded."""
+"""Pipeline: the answers of the stages of a pipeline."""
 
 from edgekit_runtime.canonical_json import decode_json
 from edgekit_runtime.errors import DataError
