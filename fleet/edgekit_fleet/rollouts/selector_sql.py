@@ -1,6 +1,6 @@
 """Compiles selectors to SQL conditions, so that the database can search 100,000 devices.
 
-`Selector.matches` defines the meaning of a selector. A test checks that the conditions select the same devices.
+`Selector.matches` defines the meaning of a selector. A test checks that the conditions agree.
 """
 
 import re

@@ -88,7 +88,7 @@ def write(session: Session) -> None:
 
 
 def record(session: Session, actor: str, action: str, subject: str, **detail: Any) -> None:
-    """Append one entry at the current time. `detail` are its further fields. See `append`."""
+    """Append an entry with the current time and the fields in `detail`. See `append`."""
     append(session, actor, [AuditEntry(action=action, subject=subject, detail=detail)])
 
 

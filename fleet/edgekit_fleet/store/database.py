@@ -134,8 +134,8 @@ class Store:
 def try_exclude_writers(session: Session) -> bool:
     """Try to lock out `Store.transaction` until this transaction ends, and return whether it succeeded.
 
-    This never waits, because the holder of the lock may wait for rows that this transaction has locked.
-    SQLite needs no such lock and always succeeds.
+    This never waits, because the holder of the lock may be waiting for rows that this transaction has locked.
+    With SQLite no lock is needed, and the result is always True.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True

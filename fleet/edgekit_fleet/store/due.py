@@ -1,4 +1,4 @@
-"""Marks devices that need a new desired document. The manager of their shard writes it."""
+"""Marks devices that need a new desired document, which the manager of their shard then writes."""
 
 from collections.abc import Iterable
 from typing import Any, Final

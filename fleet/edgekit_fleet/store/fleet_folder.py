@@ -34,7 +34,7 @@ class FleetSettings:
         names: The DNS names and addresses under which devices find this machine. Enrolment codes contain the
             first of them, and certificates contain all.
         console_certificate, console_key: The PEM files of a certificate that browsers trust. If empty, the
-            console uses a certificate of the fleet's authority, or plain HTTP if it is only local.
+            console uses a certificate of the fleet's authority, or plain HTTP if `is_local`.
         trusted_proxies: The addresses or networks of proxies in front of the console and the web server,
             whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted.
         requires_second_factor: Whether each user with a password needs a one-time code.
@@ -159,8 +159,8 @@ class FleetFolder:
     def hold(self, *, joins: bool) -> Iterator[bool]:
         """Lock the folder while a manager runs. Yield True if no other manager has locked it.
 
-        If this manager joins a fleet and no other manager has locked the folder, the folder must be a copy on
-        another machine. It is marked as a copy, so that no releases are made there.
+        If this manager joins a fleet and no other manager has locked the folder, the fleet was started on
+        another machine. The folder is then marked as a copy, and releases can only be made on that machine.
 
         Args:
             joins: Whether this manager joins a fleet that already has a manager.
@@ -293,7 +293,7 @@ class FleetFolder:
 
 
 def default_folder() -> FleetFolder:
-    """Return the default folder of commands."""
+    """Return the folder that commands use by default."""
     return FleetFolder(find_state_folder() / "fleet")
 
 

@@ -1,7 +1,7 @@
 """Repairs times in the store that were written while the manager's clock was fast.
 
-Work that is scheduled for such a time would otherwise be late. Rollouts (`ClockSetBack`), desired documents
-and the repository repair their own times.
+Work that is scheduled for such a time would otherwise be late. The times of rollouts (see `ClockSetBack`),
+desired documents and the repository are repaired elsewhere.
 """
 
 from typing import Final

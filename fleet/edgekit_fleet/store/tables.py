@@ -51,9 +51,9 @@ class Table(DeclarativeBase):
 
 
 def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
-    """Return a `kind` that takes the values of its fields from the columns with the same names.
+    """Return an object of the class `kind`, with field values from the columns with the same names.
 
-    `others` are the values of further fields.
+    `others` are the values of the other fields.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     columns = set(row.__table__.columns.keys())
@@ -197,8 +197,8 @@ class DesiredRow(Table):
         content_sha256: The SHA-256 of its models and streams, to detect changes.
         envelope: The signed envelope as it is published.
         key_id: The id of the manager's key that signed it.
-        issued_at, expires_at: The start and end of its validity. A document with a notice expires earlier, so
-            that a document without the notice replaces it after a day.
+        issued_at, expires_at: The start and end of its validity. A document with a `notice` expires earlier,
+            because the notice is removed after a day.
         is_due: Whether the document must be written again, because its content may have changed.
     """
 
@@ -260,8 +260,8 @@ class ReleasePackageRow(Table):
         version: The version of the package.
         manifest_sha256: The SHA-256 of its manifest.
         path, size_bytes, sha256: The path, size and SHA-256 of its file in the TUF repository.
-        needs: A dict with the requirements `engines` and `memory_bytes`, the gate limit `min_agreement` and
-            the `score` from packaging.
+        needs: A dict with the requirements `engines` and `memory_bytes` of the package, its gate limit
+            `min_agreement`, and its `score` from packaging.
         deltas: The `DeltaOffer`s as plain values.
         key_id: The id of the content key that encrypts the file and its deltas, see `ContentKeyRow`. It is
             empty for an unencrypted package.
@@ -537,8 +537,8 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: The SHA-256 of the address or name.
-        begun_at: The start time in seconds since 1970. After it, one failure is forgiven every `60 / limit`
-            seconds.
+        begun_at: The time after which one failure is forgiven every `60 / limit` seconds, where `limit` is
+            the allowed number of failures in a minute.
         count: The number of failed attempts.
     """
 
@@ -599,8 +599,8 @@ class WebhookRow(Table):
         position: The number of the last audit entry that was sent or skipped.
         failures: The number of consecutive failed attempts.
         because: Why the last attempt failed, or empty.
-        due_at: The time of the next attempt. A sender first sets a later time, so that no other sender sends
-            too.
+        due_at: The time of the next attempt. A sender sets a later time before it sends, so that no other
+            sender sends the same messages.
     """
 
     __tablename__ = "webhooks"
@@ -648,7 +648,7 @@ class SavedWindowRow(Table):
 
 
 class SampleSettingRow(Table):
-    """Whether the fleet collects samples from the field. There is no row before somebody decides.
+    """The setting for samples from the field. There is no row until the setting is first changed.
 
     Attributes:
         number: Always 1.

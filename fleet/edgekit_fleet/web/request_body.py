@@ -57,7 +57,10 @@ async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> Asyn
 
 
 async def discard_body(request: Request) -> None:
-    """Discard the rest of a body for at most 10 s, because clients read no answer while they send."""
+    """Read and discard the rest of a body, for at most 10 s.
+
+    Clients read the answer only after they have sent the whole body.
+    """
 
     async def read() -> None:
         async for _ in request.stream():
