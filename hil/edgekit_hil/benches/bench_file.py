@@ -32,7 +32,8 @@ class BenchSettings:
         architecture: The output of `uname -m` on the device.
         python: The command on the device that starts a Python with the runtime installed.
         has_time: Whether measured durations are meaningful. On an instruction emulator they are not.
-        has_memory: Whether the memory of a process can be measured without that of an emulator.
+        has_memory: Whether the memory of a process can be measured. This is False if the measurement would
+            include the memory of an emulator.
     """
 
     name: str
@@ -59,8 +60,8 @@ class BenchFile:
 
     Attributes:
         settings: The section `edgekit:`.
-        identity: The address and port, or the serial port, of the device if `keeps_state` is True, and
-            otherwise the name of the bench. Files with the same identity share a lock.
+        identity: The network address and port of the device, or its serial port. If `keeps_state` is False,
+            it is the name of the bench. Files with the same identity share a lock.
         keeps_state: Whether the device keeps the state of earlier runs. This is the case for devices that are
             reached over the network or a serial line, unless a driver in the file creates them.
     """

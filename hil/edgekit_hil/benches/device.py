@@ -98,8 +98,8 @@ class Device:
     ) -> ProgramResult:
         """Run a program on the device, with the interface of `child_process.run_program`.
 
-        `sent` are the parts of the standard input. Only the last `max_output_bytes` of the output are
-        returned.
+        `sent` contains the standard input in parts. If the output is longer than `max_output_bytes`, only
+        its end is returned.
 
         Raises:
             BenchError: The device did not start the program, or it did not end within `limit_s`.

@@ -121,7 +121,10 @@ class Bench:
 
     @property
     def slowdown(self) -> float:
-        """The factor by which the driver slows the device down, or 1. Predictions do not include it."""
+        """The factor by which the driver slows the device down, or 1 if it does not.
+
+        Latencies that are predicted for the target of the bench do not include this factor.
+        """
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def hash_sources(package: Path) -> str:
-    """Return 16 hexadecimal digits of a SHA-256 of the names and contents of a package's modules."""
+    """Return the first 16 hexadecimal digits of a SHA-256 over all modules of a package and their names."""
     modules = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     digest = hashlib.sha256()
     for name in sorted(modules):

@@ -14,7 +14,7 @@ PREFIX: Final = "edgekit-bench"
 def make_folder(kind: str) -> Path:
     """Create an empty folder.
 
-    Before that, delete the folders of ended processes, and kill the programs that still run in these folders.
+    Before that, delete the folders of processes that have ended, and kill all programs that run in them.
 
     Args:
         kind: The kind of device, which becomes part of the folder's name.

@@ -59,7 +59,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     Attributes:
         cpu: The name of the processor in qemu.
-        read_only: Local folders that are visible at the same path.
+        read_only: Local folders that have the same path in the userland. Programs cannot change them.
     """
 
     cpu: str = attr.ib(default=recipe.CPU)
