@@ -37,7 +37,7 @@ class BenchLock:
 
     @property
     def broken_file(self) -> Path:
-        """The path of a file that contains the reason while the bench is broken, and else does not exist."""
+        """The path of the file with the reason. The file only exists while the bench is broken."""
         return self.stem.with_name(f"{self.stem.name}.broken")
 
     def read_reason(self) -> str | None:

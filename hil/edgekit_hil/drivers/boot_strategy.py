@@ -78,7 +78,7 @@ class BootedMachineStrategy(Strategy):  # labgrid has no types of it
         self.status = target_status
 
     def restore(self, snapshot: str) -> None:
-        """Restore a snapshot that was saved after the activation of the machine's driver, and connect."""
+        """Restore a snapshot that was saved after the machine's driver was activated."""
         self.target.deactivate(self.ssh)
         self.machine.restore(snapshot)
         self.connect()

@@ -1,4 +1,4 @@
-"""The required kernel modules, and the initial RAM disk (initrd) that loads them.
+"""Finds the kernel modules of an image, and writes the initial RAM disk (initrd) that loads them.
 
 Source: Documentation/driver-api/early-userspace/buffer-format.rst of Linux ("newc").
 """

@@ -60,7 +60,7 @@ class InstallReport:
 
 
 def probe(host: SshHost, *, has_models: bool = False) -> InstallFacts:
-    """Read the facts about a device over ssh. If `has_models`, they include its models.
+    """Read the facts about a device over ssh. Include its models if `has_models` is True.
 
     Raises:
         TransportError: The device cannot be reached.

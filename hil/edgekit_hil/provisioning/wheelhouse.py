@@ -113,7 +113,10 @@ class Wheelhouse:
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
     def list_content(self) -> list[tuple[str, Path | bytes]]:
-        """Return (name, path or content) for each file that the device needs. Call this after `download`."""
+        """Return each file that the device needs, as its name and its local path or content.
+
+        Call this after `download`.
+        """
         return [
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),
@@ -123,7 +126,7 @@ class Wheelhouse:
 
 
 def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
-    """Yield a tar archive in parts. `content` contains (name, path or content) for each file."""
+    """Yield a tar archive in chunks. `content` lists the name and the local path or content of each file."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name, source in content:

@@ -36,7 +36,7 @@ def draw_predictions(figures: Sequence[Figure]) -> Markup:
     On the dashed line both are equal. Both axes are logarithmic.
 
     Args:
-        figures: At least one figure. All have the same unit, and a positive value and prediction.
+        figures: At least one figure. All have the same unit, and their values and predictions are positive.
     """
     pairs = [(figure.name, float(figure.value or 0), float(figure.predicted or 0)) for figure in figures]
     values = [value for _, *both in pairs for value in both]

@@ -27,7 +27,9 @@ ssh_config_option = click.option(
 
 
 def parse_host(text: str, ssh_config: Path | None) -> SshHost:
-    """Parse the address of a device. ssh reads `ssh_config`, or the user's own file if it is None.
+    """Parse the address of a device.
+
+    ssh uses the configuration file `ssh_config`, or the user's own configuration if `ssh_config` is None.
 
     Raises:
         ConfigError: The text is not an address.

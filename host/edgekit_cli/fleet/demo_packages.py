@@ -1,8 +1,8 @@
 """The packages of the fleet demo: a small classifier in four versions, one of which is bad.
 
-Everything is generated from a seed, so nothing is downloaded. Each class is a cloud of points, and a least
-squares fit trains the network, so that it really classifies new points. The bad version has noise on its
-weights. It passes its self-test but answers wrongly, like a badly trained model.
+Everything is generated from a seed, so nothing is downloaded. The inputs are random points around the centres
+of the classes, and least squares determine the weights of the last layer. The bad version has strong noise on
+these weights. It passes its self-test but gives wrong answers, like a badly trained model.
 """
 
 from pathlib import Path

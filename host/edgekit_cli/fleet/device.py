@@ -49,7 +49,7 @@ def command(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Change the device NAME as the options say, and show it."""
+    """Show the device NAME, after making the changes in the options."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import RevokeDevice, get_device, revoke_device
         from edgekit_fleet.api.endpoints.endpoint import Named
@@ -155,7 +155,7 @@ def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sur
     unless `is_sure`.
 
     Raises:
-        FleetError: There is no such device, or no terminal to ask on.
+        FleetError: There is no such device, or there is no terminal for the question.
         RequestError: The server of the fleet refuses the change.
         click.Abort: The user answers no.
     """

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
     """Test a broker, and list what expires in the fleet and how to renew it.
 
-    Pass each node of a cluster as HOST:PORT. Without an argument, the command starts mosquitto with the
-    settings of `up` and tests it. A broker that is passed must trust the fleet's authority, and the fleet's
-    manager must not be connected to it.
+    Pass each node of a cluster as HOST:PORT. The broker must trust the fleet's authority, and the fleet's
+    manager must not be connected to it. Without HOST:PORT, the command starts and tests mosquitto with the
+    settings of `edgekit fleet up`.
     """
     folder = find_folder(path)
     from edgekit_fleet.identity.authority import open_authority
