@@ -25,12 +25,12 @@ COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit co
 
 # In the order of a first use; the text is what `edgekit --help` shows.
 COMMANDS = {
-    "package": "Turn a model into a signed package that keeps a budget.",
+    "package": "Turn a model into a signed package within a budget.",
     "targets": "List the targets, or show one.",
     "profile": "Measure a device, so that latency on it can be predicted.",
-    "inspect": "Show what a package holds.",
-    "verify": "Check a package's form, digests and signature.",
-    "run": "Run a verified package on its golden inputs or on yours.",
+    "inspect": "Show the contents of a package.",
+    "verify": "Check a package's format, digests and signature.",
+    "run": "Run a verified package on its golden inputs or your own inputs.",
     "export": "Write a package for other tools: ONNX, LiteRT, Olive's model package, OCI.",
     "offload": "Split a model between device and server.",
     "fleet": "Manage devices and what they run.",

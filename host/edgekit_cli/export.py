@@ -16,7 +16,7 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
     "form",
     required=True,
     type=click.Choice(["onnx", "tflite", "ort-model-package", "android", "oci"]),
-    help="What to write.",
+    help="Format to write.",
 )
 @click.option(
     "--output",
@@ -25,7 +25,7 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("exports"),
     show_default=True,
-    help="Folder for it.",
+    help="Folder to write to.",
 )
 @keys_folder_option()
 @as_json_option

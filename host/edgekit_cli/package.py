@@ -37,8 +37,8 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
 @click.option(
     "--backend",
     type=click.Choice(_BACKENDS),
-    help="Engine that the package is for; auto packages for each that runs here and keeps the fastest. "
-    "[default: auto, or the engine that the target prefers: on a GPU, or litert]",
+    help="Engine of the package. With auto, each engine that runs here gets a package, and the fastest is"
+    " kept. [default: auto, or the engine that the target prefers: on a GPU, or litert]",
 )
 @click.option(
     "--variants",
@@ -46,23 +46,24 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     default=1,
     show_default=True,
     metavar="N",
-    help="Carry up to N variants of the model, of which the device runs one. Each keeps every limit, "
-    "and the whole package keeps that on size.",
+    help="Include up to N variants of the model, of which the device runs one. Each variant meets every"
+    " limit, and the whole package meets the limit on size.",
 )
 @click.option(
     "--also",
     type=click.Choice(_UNTIMED_KINDS),
     multiple=True,
-    help="Carry this form as a variant too. It needs cores that compute in half precision: an emulated "
-    "Cortex-A76 makes its outputs and score, and only a tournament on the device tells its speed.",
+    help="Also include a variant in this form, which needs cores that compute in half precision. An emulated"
+    " Cortex-A76 computes its outputs and score, and only a tournament on the device shows its speed.",
 )
 @click.option(
     "--budget",
     "-b",
     default="",
     metavar="LIMITS",
-    help="Limits that hold at once, such as size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%; "
-    "transport=2MB is for the bytes that travel to the device. Unless given, size=10MB and drop=1%.",
+    help="Limits that the package must meet together, such as"
+    " size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%. A limit such as transport=2MB is on the bytes"
+    " that are sent to the device. Unless given, size is 10MB and drop is 1%.",
 )
 @click.option(
     "--calibration",
@@ -88,32 +89,34 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     default="auto",
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="What the outputs mean, such as detection or classification:top=3 (docs/reference/tasks.md); auto"
-    " states it only if the outputs leave no doubt, none never.",
+    help="Task that says what the outputs mean, such as detection or classification:top=3"
+    " (docs/reference/tasks.md). With auto, the package states a task only if the outputs leave no doubt,"
+    " and with none it states no task.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Package only a candidate that the samples show to keep the limit on the drop.",
+    help="Package a candidate only if the samples show that it meets the limit on the drop.",
 )
 @click.option(
     "--python",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Python of your own environment, which exports MODEL: a TensorFlow SavedModel or Keras file, or a"
-    " .pt2. The export is kept in the output folder.",
+    help="Python of an environment of yours that exports MODEL, which is a TensorFlow SavedModel, a Keras"
+    " file or a .pt2. The export is kept in the output folder.",
 )
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path),
-    help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
+    help="Repeat an earlier package with the same bytes. Without a search there are no candidates, and no"
+    " report.",
 )
 @click.option(
     "--like",
     type=click.Path(path_type=Path),
     metavar="RECIPE",
-    help="Keep form and ranges of an earlier package, by its .recipe.json (its .edgepkg lies beside it), and "
-    "stay near its weights: for a model that was trained further, whose update then is small. It is judged "
-    "as usual; no other form is searched.",
+    help="Keep the form and ranges of an earlier package and stay near its weights, so that the update is"
+    " small for a model that was trained further. Pass the .recipe.json, which is beside the .edgepkg. The"
+    " new package is judged as usual, but no other form is searched.",
 )
 @click.option(
     "--out",
@@ -134,7 +137,9 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     metavar="NAME",
     help="Power mode of the target to model latency and energy for.  [default: the one set out of the box]",
 )
-@click.option("--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch. [default: as in the model]")
+@click.option(
+    "--batch", type=click.IntRange(1, _MAX_BATCH), help="Fix the batch size. [default: as in the model]"
+)
 @click.option(
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
 )
@@ -143,16 +148,16 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "fixed",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Bind an input to a constant and compute what follows, such as sr=16000: a number, or nested lists "
-    "in JSON. Samples then lack this input.",
+    help="Bind an input to a constant, such as sr=16000, and compute what follows from it. The constant is a"
+    " number, or nested lists in JSON. Samples then do not contain this input.",
 )
 @click.option(
     "--state",
     "states",
     multiple=True,
     metavar="OUTPUT=INPUT",
-    help="An output that is an input of the next run, such as hn=h0: the service keeps it for each sequence, "
-    "and samples are sequences [N, steps, ...].",
+    help="Output that is an input of the next run, such as hn=h0. The service keeps it for each sequence,"
+    " and samples are sequences [N, steps, ...].",
 )
 @click.option(
     "--labels", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Class names, one a line."
@@ -161,7 +166,8 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     "--preprocessing",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE|imagenet",
-    help="How a photograph or recording becomes the input (JSON, docs/guide/samples.md); packaged too.",
+    help="Preprocessing of a photograph or recording for the model, in JSON (docs/guide/samples.md). The"
+    " package includes it.",
 )
 @click.option(
     "--threads",
@@ -189,8 +195,9 @@ _BACKENDS = ("auto", *(engine.name for engine in list_registered() if engine.fil
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="DEVICE.pub",
-    help="Also write NAME.encrypted.edgepkg, which only this device opens; its key is from `edgekit-device"
-    " keys device`. Repeat it for several. MODEL may be a package then, which is encrypted as it is.",
+    help="Also write NAME.encrypted.edgepkg, which only the device with this key can open. The key is from"
+    " `edgekit-device keys device`. May be repeated. MODEL may then be a package, which is encrypted as it"
+    " is.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context

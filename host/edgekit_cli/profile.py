@@ -43,7 +43,7 @@ _MIN_REST_S = 1.0
     "--target",
     "base",
     metavar="TARGET",
-    help="The target that the device is one of.  [default: that of the bench]",
+    help="Target of the device.  [default: that of the bench]",
 )
 @click.option(
     "--name", help="Name of the new target.  [default: TARGET-BENCH of a bench, else TARGET-profiled]"
@@ -53,10 +53,10 @@ _MIN_REST_S = 1.0
     type=NumberRange(1, 3600),
     default=60.0,
     show_default=True,
-    help="How long to measure on the device.",
+    help="Duration of the measurement on the device in seconds.",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), help="Write the target file here.  [default: your targets]"
+    "--output", type=click.Path(path_type=Path), help="Target file to write.  [default: your targets]"
 )
 @click.option("--force", is_flag=True, help="Replace an existing target file.")
 @as_json_option

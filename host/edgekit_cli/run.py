@@ -27,9 +27,8 @@ _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
     "--input",
     "input_path",
     type=click.Path(path_type=Path),
-    help="Samples: a JPEG, PNG or WAV file, an .npz with one array [N, ...] an input, a .npy, or a folder of"
-    " these."
-    "  [default: the golden inputs of the package]",
+    help="Samples: a JPEG, PNG or WAV file, an .npz with one array [N, ...] per input, a .npy, or a folder"
+    " of these.  [default: the golden inputs of the package]",
 )
 @click.option(
     "--output", "output_path", type=click.Path(path_type=Path), help="Write the outputs to this .npz file."
@@ -39,7 +38,9 @@ _MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
     "--threads", type=click.IntRange(min=1), help="Threads of one inference.  [default: as packaged]"
 )
 @click.option(
-    "--repeat", type=click.IntRange(min=1), help="Run the first batch this often again, and time it."
+    "--repeat",
+    type=click.IntRange(min=1),
+    help="Run the first batch again this number of times, and measure its latency.",
 )
 @as_json_option
 def command(

@@ -10,7 +10,7 @@ as_json_option: Final = click.option("--json", "as_json", is_flag=True, help="Pr
 
 
 def keys_folder_option(
-    text: str = "Trust the keys *.pub.pem in this folder.  [default: `edgekit keys list`]",
+    text: str = "Folder of the trusted keys, *.pub.pem.  [default: `edgekit keys list`]",
 ) -> Callable[[Any], Any]:
     """Return a decorator that adds the option `--keys` as the argument `keys_folder`."""
     folder = click.Path(exists=True, file_okay=False, path_type=Path)

@@ -26,7 +26,7 @@ _OK = ("ok", "green")  # a mark and its style
     "key_files",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Trust this public key (a PEM file); may be given several times.",
+    help="Trust this public key (a PEM file). May be repeated.",
 )
 @keys_folder_option("Trust the keys *.pub.pem in this folder.  [default without --key: `edgekit keys list`]")
 @click.option("--no-self-test", is_flag=True, help="Do not run the model on its golden inputs.")

@@ -63,24 +63,27 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "agent",
         help="do what the fleet wants of this device, and report",
-        description="Keep a connection to the fleet that this device has joined; download, install and try"
-        " what it wants; report what is true here. Until SIGTERM or Ctrl-C.",
+        description="Connect to the fleet of this device. Download, install and try the versions that it"
+        " wants, and report the state of this device, until SIGTERM or Ctrl-C.",
     )
     add_arguments(parser)
-    parser.add_argument("--cap-kbit-s", type=positive, metavar="N", help="most bandwidth of downloads")
-    parser.add_argument("--month-mb", type=positive, metavar="N", help="most downloads in a month, megabytes")
+    parser.add_argument("--cap-kbit-s", type=positive, metavar="N", help="maximum bandwidth of downloads")
     parser.add_argument(
-        "--live", default="", metavar="URL", help="of this device's live page, for the fleet's console"
+        "--month-mb", type=positive, metavar="N", help="maximum downloads in a month, megabytes"
     )
     parser.add_argument(
-        "--no-logs", action="store_true", help="never show lines of the logs here to the fleet"
+        "--live",
+        default="",
+        metavar="URL",
+        help="address of this device's live page, for the fleet's console",
     )
+    parser.add_argument("--no-logs", action="store_true", help="never show log lines to the fleet")
     parser.add_argument(
         "--no-settings",
         action="store_true",
-        help="take no settings of the fleet; options above are fixed anyway",
+        help="ignore settings of the fleet, which cannot change the options above",
     )
-    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit, and do not run")
+    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit and exit")
     parser.set_defaults(run=run)
 
 

@@ -21,7 +21,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " what this device needs to trust. `edgekit-device agent` then does what the fleet wants.",
     )
     parser.add_argument(
-        "--code", required=True, help="from `edgekit fleet enroll`; - reads it from standard input"
+        "--code", required=True, help="code from `edgekit fleet enroll`, or - for standard input"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

@@ -16,7 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     status = actions.add_parser(
         "status",
         help="show the fleet, the desired version and the last updates",
-        description="Show what the journal of the agent holds; the agent need not run.",
+        description="Show the journal of the agent, which need not run.",
     )
     status.add_argument("--state", type=Path, metavar="FOLDER", help="where models are installed")
     status.add_argument("--json", action="store_true", help="print one JSON object")

@@ -14,8 +14,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "install",
         help="verify a package and make it the active version of its model",
         description="Verify a package, write it to the slot that is not in use, and make it the active"
-        " version of its model in one step; a running service switches to it. It is on trial until the"
-        " service has confirmed it: if it fails its self-test or is begun too often, the version before comes"
+        " version of its model in one step. A running service switches to it. It is on trial until the"
+        " service confirms it. If it fails its self-test or is started too often, the previous version comes"
         " back.",
     )
     parser.add_argument("package", type=Path, metavar="PACKAGE")
@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--factory",
         action="store_true",
-        help="install it as the package that always remains, beside the slots",
+        help="install it as the factory package, which always remains",
     )
     parser.add_argument(
         "--allow-downgrade",

@@ -14,9 +14,10 @@ from edgekit_runtime.trust.trusted_keys import TrustedKey, list_trusted, remove_
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "keys",
-        help="list, trust or remove the keys whose packages are accepted; show the key of this device",
-        description="Packages are accepted if one of these keys has signed them. They lie in"
-        " $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys; write access to it decides what is trusted.",
+        help="list, trust or remove the keys whose packages are accepted, or show the key of this device",
+        description="Packages are accepted if one of these keys has signed them. They are in"
+        " $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys. Write access to this folder decides what is"
+        " trusted.",
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="show the keys with their ids")
@@ -24,8 +25,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     trusting = actions.add_parser(
         "trust",
         help="trust a public key from now on",
-        description="Trust the public key in FILE (PEM) from now on. Its owner can then sign"
-        " packages for this device: compare the key id with its owner.",
+        description="Trust the public key in FILE (PEM) from now on. Its owner can then sign packages for"
+        " this device, so compare the key id with the owner.",
     )
     trusting.add_argument("file", type=Path, metavar="FILE", help="public key, from `edgekit keys export`")
     trusting.add_argument("name", nargs="?", metavar="NAME", help="name of the key (default: that of FILE)")
@@ -37,9 +38,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "device",
         help="show the public key of this device, for which packages are encrypted",
         description="Print the public key of this device for `edgekit package --encrypt-for`. The first call"
-        " makes the key: in the TPM 2.0 if there is one, else under a key that the boot of this device loads"
-        " into the kernel's keyring, else in a file. It lies in $EDGEKIT_HOME/keys, else"
-        " ~/.config/edgekit/keys; run this as the user of the service.",
+        " creates the key in the TPM 2.0 if there is one, else under a key that the boot loads into the"
+        " kernel's keyring, else in a file. It is in $EDGEKIT_HOME/keys, else ~/.config/edgekit/keys. Run"
+        " this as the user of the service.",
     )
     device.add_argument(
         "--holder",

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "package",
         metavar="PACKAGE",
-        help="a file, or the name of an installed model: the version that the service opens next",
+        help="a file, or the name of an installed model, for the version that the service opens next",
     )
     parser.add_argument(
         "--seconds", type=seconds, default=60.0, help="time limit, kept approximately (default: 60)"

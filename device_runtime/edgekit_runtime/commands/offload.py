@@ -28,8 +28,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     server.add_argument(
         "--insecure",
         action="store_true",
-        help="allow plain HTTP to another machine: everybody on the way can read the application's data, and"
-        " answer with wrong numbers; a token is never sent so",
+        help="allow plain HTTP to another machine. Anybody on the way can read the application's data, and"
+        " answer with wrong numbers. A token is never sent over plain HTTP",
     )
     server.add_argument("--prefer", choices=("latency", "energy"), help="(default: as the package says)")
     server.add_argument("--deadline", type=seconds, metavar="S", help="latency that is good enough")
@@ -37,12 +37,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--probe-limit",
         type=_megabytes,
         metavar="MB",
-        help="what probes of a metered link may take an hour; 0 for no probes (default: no limit)",
+        help="limit of probes of a metered link per hour, 0 for no probes (default: no limit)",
     )
     server.add_argument("--plan", metavar="NAME", help="always run this plan, to debug it (default: choose)")
     server.add_argument("--json", action="store_true", help="print one JSON object")
     server.set_defaults(run=run_server)
-    off = parts.add_parser("off", help="run everything on this device; sessions that are open go on")
+    off = parts.add_parser("off", help="run everything on this device. Open sessions go on")
     off.add_argument("--json", action="store_true", help="print one JSON object")
     off.set_defaults(run=run_off)
     status = parts.add_parser("status", help="show which plan each session runs, and why")

@@ -9,12 +9,12 @@ from edgekit_runtime.commands.installed import add_arguments, open_slots
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "pin",
-        help="keep a model at its active version, or not any more",
-        description="Refuse to install other versions of a model until it is unpinned. A pinned version that"
-        " fails its trial is taken back all the same, and its pin with it.",
+        help="keep a model at its active version, or stop that",
+        description="Refuse to install other versions of a model until it is unpinned. If a pinned version"
+        " fails its trial, the previous version comes back unpinned.",
     )
     parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--off", action="store_true", help="take new versions again")
+    parser.add_argument("--off", action="store_true", help="accept new versions again")
     add_arguments(parser, switches=False)
     parser.set_defaults(run=run)
 

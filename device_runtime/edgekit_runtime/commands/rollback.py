@@ -10,9 +10,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "rollback",
         help="go back to the previous version of a model",
-        description="Make the previous version of a model the active one, else its factory package; a running"
-        " service switches to it. The version that was active counts as rejected: it comes back only with"
-        " 'install --retry'.",
+        description="Make the previous version of a model the active one, else its factory package. A"
+        " running service switches to it. The version that was active counts as rejected, and comes back"
+        " only with 'install --retry'.",
     )
     parser.add_argument("model", metavar="MODEL")
     add_arguments(parser)

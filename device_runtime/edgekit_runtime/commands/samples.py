@@ -13,12 +13,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "samples",
         help="list, show or delete the samples that wait for the fleet",
-        description="List the requests that are stored as samples until the fleet has them, and what it"
-        " ordered. Samples are sealed: only the fleet can open them. To take none at all, set allow = false"
-        " in [samples] of the service's configuration.",
+        description="List the samples that the fleet does not have yet, and its orders. Only the fleet can"
+        " open samples, because they are sealed. To take none, set allow = false in [samples] of the"
+        " service's configuration.",
     )
     parser.add_argument("id", nargs="*", metavar="ID", help="identifiers of samples (default: all)")
-    parser.add_argument("--delete", action="store_true", help="delete them, unsent")
+    parser.add_argument("--delete", action="store_true", help="delete them without sending them")
     parser.add_argument("--state", type=Path, metavar="FOLDER", help="folder of installed models")
     parser.add_argument(
         "--socket", type=Path, metavar="PATH", help="socket of the service (default: the running one)"

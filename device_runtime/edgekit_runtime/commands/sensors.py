@@ -28,12 +28,12 @@ _UNITS = {
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "sensors",
-        help="show what this device can tell of its power and heat",
-        description="List the sensors of this device with their values, and what is missing and why. Counters"
-        " need two readings, so it takes a period.",
+        help="show the power and temperature sensors of this device",
+        description="List the sensors of this device with their values, and why others are missing. Counters"
+        " need two readings, so this takes a period.",
     )
-    parser.add_argument("--watch", action="store_true", help="go on, with a line a period, until interrupted")
-    parser.add_argument("--period", type=seconds, default=1.0, help="between readings [%(default)s s]")
+    parser.add_argument("--watch", action="store_true", help="print a line each period until interrupted")
+    parser.add_argument("--period", type=seconds, default=1.0, help="time between readings [%(default)s s]")
     parser.add_argument(
         "--sysfs", type=Path, help="where the kernel's tree is, if not at /sys (in a container: /host/sys)"
     )

@@ -22,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "serve",
         help="serve models over the Open Inference Protocol",
         description="Serve the installed models to the applications of this device, over a Unix socket and"
-        " TCP, until SIGTERM or Ctrl-C; requests under way are answered first.",
+        " TCP, until SIGTERM or Ctrl-C. Requests under way are answered first.",
     )
     parser.add_argument(
         "--package",
@@ -30,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="PKG",
-        help="a package, or a folder of them, to serve instead of what is installed; may be repeated",
+        help="package or folder of packages to serve instead of what is installed (may be repeated)",
     )
     parser.add_argument(
         "--tails",
@@ -38,24 +38,24 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action="append",
         default=[],
         metavar="PKG",
-        help="a package, or a folder of them, of which to serve the server's halves to devices that split the"
-        " model; may be repeated",
+        help="package or folder of packages whose server parts are served to devices that split the model"
+        " (may be repeated)",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="TOML", help="configuration; see docs/reference/service.md"
+        "--config", type=Path, metavar="TOML", help="configuration file, see docs/reference/service.md"
     )
     parser.add_argument(
         "--isolate",
         action="append",
         default=[],
         metavar="MODEL",
-        help="run this model in a process of its own, so that a crash of its engine takes down nothing else;"
-        " may be repeated",
+        help="run this model in its own process, so that a crash of its engine stops nothing else (may be"
+        " repeated)",
     )
     parser.add_argument("--unix-socket", metavar="PATH", help="path of the Unix socket to listen on")
-    parser.add_argument("--port", type=int, help="TCP port; 0 for any free one")
+    parser.add_argument("--port", type=int, help="TCP port, or 0 for any free one")
     parser.add_argument(
-        "--grpc-port", type=int, help="also serve over gRPC, at this TCP port; 0 for any free one"
+        "--grpc-port", type=int, help="also serve over gRPC, at this TCP port, or 0 for any free one"
     )
     parser.add_argument(
         "--grpc-unix-socket", metavar="PATH", help="also serve over gRPC, at this Unix socket"
@@ -64,7 +64,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--print-unit",
         action="store_true",
-        help="print a systemd unit of this service, and do not serve",
+        help="print a systemd unit of this service and exit",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

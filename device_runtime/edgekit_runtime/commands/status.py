@@ -18,9 +18,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "status",
         help="show the installed models, their versions and what was rejected",
-        description="Verify every installed package and show what is opened, what waits in the other slot,"
-        f" what is on trial and what was rejected. Ends with exit code {SlotError.exit_code} where a model"
-        " has nothing to open.",
+        description="Verify every installed package, and show which versions are opened, in the other slot,"
+        f" on trial or rejected. The exit code is {SlotError.exit_code} if a model has no version to open.",
     )
     add_arguments(parser, switches=False)
     parser.add_argument(

@@ -24,8 +24,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "stream",
         help="let a model answer the frames of a camera, a video or a microphone",
         description="Run a stream in the running service until the source or this command ends, and print"
-        " the answers as lines of JSON. Streams that run as long as the service: [streams.NAME] in its"
-        " configuration.",
+        " the answers as lines of JSON. Use [streams.NAME] in the service's configuration for a stream that"
+        " always runs.",
     )
     for setting in list_settings(StreamOptions):
         if setting.kind is bool:

@@ -18,10 +18,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "tournament",
         help="measure every engine of a package here and keep the fastest",
-        description="Run the golden inputs of a package on each engine that it names and that is installed"
-        " here, those of its variants included, in turn and in random order, in several processes, print the"
-        " latencies, and keep the fastest for this package: from then on it is opened first. An engine that"
-        " fails the self-test does not take part.",
+        description="Run the golden inputs of a package on each installed engine of the package and its"
+        " variants, in random order and in several processes. Print the latencies, and keep the fastest for"
+        " this package, so that it is opened first. An engine that fails the self-test does not take part.",
     )
     parser.add_argument(
         "--threads", type=count, help="threads of one inference (default: as the package says)"

@@ -24,8 +24,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "tune",
         help="find the options with which a package runs best here",
         description="Measure a package's golden inputs here with other numbers of threads, with spinning,"
-        " without the arena and, for throughput, with batches and several runs at once; keep what is better"
-        " than the package's own options beyond chance. From then on it is opened that way.",
+        " without the arena and, for throughput, with batches and several runs at once. Options that are"
+        " better than the package's own beyond chance are kept and used from then on.",
     )
     parser.add_argument("--objective", choices=("latency", "throughput"), default="latency")
     add_arguments(parser)

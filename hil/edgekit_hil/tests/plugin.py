@@ -34,14 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--bench",
         action="append",
         metavar="FILE",
-        help="environment file of a bench, or the name of one that needs no hardware; may be repeated"
+        help="environment file of a bench, or the name of one that needs no hardware. May be repeated"
         " (default: all that need no hardware)",
     )
     group.addoption(
         "--evidence",
         type=Path,
         metavar="FOLDER",
-        help="where the evidence is written (default: in your edgekit configuration)",
+        help="folder for the evidence (default: in your edgekit configuration)",
     )
     group.addoption("--soak-seconds", type=int, default=20, help="length of the soak test (default: 20)")
     group.addoption(
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--power-cuts",
         type=int,
         default=5,
-        help="power cuts around an update, each a boot on a machine that boots (default: 5)",
+        help="number of power cuts around an update, each with a boot if the machine boots (default: 5)",
     )
 
 

@@ -16,13 +16,14 @@ host_option = click.option(
     "--host",
     required=True,
     metavar="[USER@]HOST[:PORT]",
-    help="Device, or its name in ssh's configuration. Its host key must be known, and yours accepted.",
+    help="Host name of the device, or its name in ssh's configuration. ssh must know its host key, and the"
+    " device must accept your key.",
 )
 ssh_config_option = click.option(
     "--ssh-config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Configuration of ssh.  [default: your own]",
+    help="Configuration file of ssh.  [default: your own]",
 )
 
 

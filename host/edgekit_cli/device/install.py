@@ -21,7 +21,7 @@ _ENGINES = [engine.name for engine in list_registered() if engine.installation.p
     type=click.Choice(_ENGINES),
     default="ort",
     show_default=True,
-    help="Engine: onnxruntime, or LiteRT. TensorRT of JetPack is used where it is there.",
+    help="Engine to install. TensorRT is also used if JetPack provides it.",
 )
 @click.option(
     "--trust",
@@ -29,9 +29,12 @@ _ENGINES = [engine.name for engine in list_registered() if engine.installation.p
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="Public key whose packages the device accepts, NAME.pub.pem; may be repeated.  [default: your keys]",
+    help="Public key (NAME.pub.pem) whose packages the device accepts. May be repeated.  [default: your"
+    " keys]",
 )
-@click.option("--target", default="", help="Target that its packages must have, as in `edgekit targets`.")
+@click.option(
+    "--target", default="", help="Target of the packages that the device accepts, as in `edgekit targets`."
+)
 @click.option(
     "--code", default="", help="One-time code of `edgekit fleet enroll`: the device joins the fleet."
 )

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.argument("subject", required=False)
-@click.option("--action", help="Only actions that begin so, such as alarm or rollout.")
+@click.option("--action", help="Show only actions that begin with this text, such as alarm or rollout.")
 @click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="Number of entries."
+    "--limit",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Maximum number of entries.",
 )
 @folder_and_json_options
 def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:

@@ -32,8 +32,8 @@ def command(file: Path, *, path: Path | None, as_json: bool) -> None:
     "--database",
     default="",
     metavar="URL",
-    help="PostgreSQL for the store from now on: a store in FILE is copied into it, else it must hold the"
-    " fleet.  [default: as before]",
+    help="PostgreSQL database for the store from now on. A store in FILE is copied into it. If FILE contains"
+    " no store, the database must contain the fleet.  [default: as before]",
 )
 @folder_and_json_options
 def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:

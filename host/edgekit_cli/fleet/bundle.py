@@ -17,13 +17,15 @@ from edgekit_cli.fleet.fleet_options import (
 
 @click.command("bundle")
 @click.argument("release")
-@click.option("--to", "selector", required=True, metavar="SELECTOR", help='Devices, such as "site=lyon".')
+@click.option(
+    "--to", "selector", required=True, metavar="SELECTOR", help='Selector of devices, such as "site=lyon".'
+)
 @click.option(
     "-o",
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The bundle to write.",
+    help="Bundle file to write.",
 )
 @folder_and_json_options
 def command(release: str, *, selector: str, out: Path, path: Path | None, as_json: bool) -> None:

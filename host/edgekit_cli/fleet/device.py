@@ -26,16 +26,27 @@ _ASK = "; repeat it with "
 
 @click.command("device")
 @click.argument("name")
-@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag; no value removes it.")
-@click.option("--revoke", metavar="REASON", help="Shut the device out: its certificates count no more.")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag. An empty value removes it."
+)
+@click.option(
+    "--revoke",
+    metavar="REASON",
+    help="Revoke the device's certificates for this reason, so that it can no longer connect.",
+)
 @click.option(
     "--config",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help=f"Change a setting ({', '.join(SETTINGS)}); no value leaves it to the device again.",
+    help=f"Change a setting ({', '.join(SETTINGS)}). An empty value lets the device decide again.",
 )
-@click.option("--logs", "lines", type=click.IntRange(1, 1000), help="Show this many last lines of its logs.")
+@click.option(
+    "--logs",
+    "lines",
+    type=click.IntRange(1, 1000),
+    help="Show this number of lines from the end of its logs.",
+)
 @click.option("--yes", "is_sure", is_flag=True, help="Set tags even if the device then gets another version.")
 @folder_and_json_options
 def command(

@@ -14,7 +14,7 @@ from edgekit_cli.number_range import NumberRange
 @click.command("enroll")
 @click.option("--name", default="device", show_default=True, help="Name of the device.")
 @click.option(
-    "--count", type=click.IntRange(1, 10_000), help="Make so many codes, for NAME-1, NAME-2 and so on."
+    "--count", type=click.IntRange(1, 10_000), help="Number of codes, for NAME-1, NAME-2 and so on."
 )
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag that the device gets.")
 @click.option("--target", default="", help="Target of its packages.  [default: the device states it]")

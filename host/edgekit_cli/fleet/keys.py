@@ -20,7 +20,8 @@ def command() -> None:
     "--root-keys",
     "root_folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of the root's private keys, which sign the exchange.  [default: in the fleet's folder]",
+    help="Folder of the root's private keys, which sign the change of keys.  [default: in the fleet's"
+    " folder]",
 )
 @folder_and_json_options
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:

@@ -33,14 +33,17 @@ if TYPE_CHECKING:
 @click.option(
     "--min-agreement",
     type=NumberRange(0, 0.9999),
-    help="Agreement with the previous version, if low by design.  [default: 0.95 less the evidence's drop]",
+    help="Lowest agreement with the previous version, if it is low by design.  [default: 0.95 minus the drop"
+    " in the evidence]",
 )
 @click.option(
     "--encrypt/--no-encrypt",
     default=None,
-    help="Encrypt it for the devices that may run it.  [default: as in `edgekit fleet up`]",
+    help="Encrypt the release for the devices that may run it.  [default: as in `edgekit fleet up`]",
 )
-@click.option("--allow-plain", is_flag=True, help="Release it plain although an encrypted version exists.")
+@click.option(
+    "--allow-plain", is_flag=True, help="Release it without encryption although an encrypted version exists."
+)
 @folder_option
 @keys_folder_option(
     "Release only what the keys *.pub.pem in this folder signed.  [default: `edgekit keys list`]"

@@ -94,15 +94,18 @@ def _request_options(function: Callable[..., None]) -> Callable[..., None]:
             "selector",
             required=True,
             metavar="SELECTOR",
-            help='Which devices, as "class=jetson and site=lyon", or "all".',
+            help='Selector of devices, such as "class=jetson and site=lyon", or "all".',
         ),
         click.option(
-            "--waves", default="1%,10%,50%,100%", show_default=True, help="Shares or counts of devices."
+            "--waves",
+            default="1%,10%,50%,100%",
+            show_default=True,
+            help="Shares or numbers of devices after each wave.",
         ),
         click.option(
             "--minimum",
             type=click.IntRange(min=1),
-            help="Devices of the first step.  [default: a tenth, 1 to 30]",
+            help="Number of devices in the first step.  [default: a tenth, from 1 to 30]",
         ),
         folder_and_json_options,
     )
@@ -141,14 +144,14 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
 @command.command("start")
 @_request_options
 @click.option("--name", default="", help="Name of the rollout.")
-@click.option("--window", help="Local time of day in which devices may switch, as 01:00-04:00.")
+@click.option("--window", help="Local time of day in which devices may switch, such as 01:00-04:00.")
 @click.option(
     "--approve",
     "approval",
     type=click.Choice(["none", "first", "each"]),
     default="none",
     show_default=True,
-    help="Which waves wait for `rollout approve`.",
+    help="Waves that wait for `rollout approve`.",
 )
 @click.option("--trial", type=click.Choice(["none", "shadow", "canary"]), default="none", show_default=True)
 @click.option(
@@ -157,8 +160,8 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     callback=_by_model(_read_order),
     metavar="[MODEL=]ORDER",
-    help="new-first or old-first: load the new version before or after the old one is unloaded;"
-    " unloaded: only unload.  [default: new-first]",
+    help="With new-first, the new version is loaded before the old one is unloaded, and with old-first after"
+    " that. With unloaded, the old version is only unloaded.  [default: new-first]",
 )
 @click.option(
     "--priority",
@@ -169,7 +172,12 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
     help="Models with a higher priority are updated first on a device.  [default: 0]",
 )
 @click.option(
-    "--soak", "soak_s", type=NumberRange(min=0), default=300.0, show_default=True, help="Seconds of a wave."
+    "--soak",
+    "soak_s",
+    type=NumberRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds after which a device with the release is judged.",
 )
 @click.option(
     "--spread",
@@ -184,7 +192,7 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(0, 10),
     default=2,
     show_default=True,
-    help="Further attempts on a device whose failure may pass.",
+    help="Number of further attempts on a device after a transient failure.",
 )
 @_limit_options
 @click.option(
@@ -192,10 +200,10 @@ def _limit_options(function: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     callback=_read_evidence,
     metavar='"NAME KEY=VALUE..."',
-    help='A gate of an outside judge, as "conversion compare=difference worse=lower limit=-0.02"; see'
+    help='Gate for an external judge, such as "conversion compare=difference worse=lower limit=-0.02". See'
     " docs/explanation/rollouts.md for the keys.",
 )
-@click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
+@click.option("--join", "is_dynamic", is_flag=True, help="Add devices that match later at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE. Its devices are selected now and stay the same."""
     for option, option_by_model in (("order", "orders"), ("priority", "priorities")):
@@ -317,9 +325,9 @@ def give_order(
 
 
 command.add_command(_make_order("approve", "Start the wave that waits for an approval."))
-command.add_command(_make_order("pause", "Start no more devices; gates still stop a bad release."))
-command.add_command(_make_order("resume", "Go on after a pause."))
-command.add_command(_make_order("abort", "Stop, and take back every device that was updated."))
+command.add_command(_make_order("pause", "Start no more devices. Gates still stop a bad release."))
+command.add_command(_make_order("resume", "Continue after a pause."))
+command.add_command(_make_order("abort", "Stop, and return every updated device to its old version."))
 
 
 def _print_plan(rollout_plan: RolloutPlan, as_json: bool) -> None:
@@ -370,7 +378,7 @@ def _describe(summary: RolloutSummary) -> str:
 @click.command("rollback")
 @click.argument("rollout")
 @click.option("--note", default="", help="A note for the audit log.")
-@click.option("--allow-plain", is_flag=True, help="Also from an encrypted version back to a plain one.")
+@click.option("--allow-plain", is_flag=True, help="Go back even from an encrypted version to a plain one.")
 @folder_and_json_options
 def rollback(rollout: str, *, note: str, allow_plain: bool, path: Path | None, as_json: bool) -> None:
     """Stop ROLLOUT, or undo it after its end. All devices that it updated go back to their old version."""

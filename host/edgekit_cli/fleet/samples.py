@@ -28,12 +28,12 @@ def command() -> None:
 @click.option(
     "--days",
     type=NumberRange(min=0.01, max=3650),
-    help="Samples are stored so long.  [default: 90, or as before]",
+    help="Number of days for which samples are stored.  [default: 90, or as before]",
 )
 @click.option(
     "--max-gb",
     type=NumberRange(min=0.001, max=10**5),
-    help="Limit of all samples.  [default: 21, or as before]",
+    help="Maximum size of all samples in GB.  [default: 21, or as before]",
 )
 @folder_and_json_options
 def switch_on(days: float | None, max_gb: float | None, path: Path | None, as_json: bool) -> None:
@@ -51,7 +51,12 @@ def switch_off(path: Path | None, as_json: bool) -> None:
 
 @command.command("start")
 @click.option("--model", required=True, help="Name of the model.")
-@click.option("--to", "selector", default="all", help='Devices, such as "site=lyon"; new ones, too.')
+@click.option(
+    "--to",
+    "selector",
+    default="all",
+    help='Selector of devices, such as "site=lyon". New devices are included.',
+)
 @click.option(
     "--when",
     "triggers",
@@ -61,19 +66,29 @@ def switch_off(path: Path | None, as_json: bool) -> None:
     show_default=True,
 )
 @click.option(
-    "--rate", default="20/day", help="Most samples of a device, N/day or N/hour.", show_default=True
+    "--rate",
+    default="20/day",
+    help="Maximum rate of samples per device, as N/day or N/hour.",
+    show_default=True,
 )
 @click.option(
     "--max-mb",
     type=NumberRange(min=0.001, max=10**6),
     default=50,
-    help="Limit of samples on a device.",
+    help="Maximum size of the samples on a device in MB.",
     show_default=True,
 )
 @click.option(
-    "--days", type=NumberRange(min=0.01, max=3650), default=14, help="Days of the order.", show_default=True
+    "--days",
+    type=NumberRange(min=0.01, max=3650),
+    default=14,
+    help="Duration of the order in days.",
+    show_default=True,
 )
-@click.option("--window", help="Devices send in this local time, such as 01:00-04:00.  [default: any time]")
+@click.option(
+    "--window",
+    help="Local time of day in which devices send samples, such as 01:00-04:00.  [default: any time]",
+)
 @folder_and_json_options
 def start(
     *,
@@ -133,9 +148,9 @@ def show_status(path: Path | None, as_json: bool) -> None:
 
 
 @command.command("list")
-@click.option("--model", default="", help="Only of this model.")
-@click.option("--device", default="", help="Only of this device.")
-@click.option("--trigger", default="", help="Only those that this trigger drew.")
+@click.option("--model", default="", help="Only samples of this model.")
+@click.option("--device", default="", help="Only samples of this device.")
+@click.option("--trigger", default="", help="Only samples that this trigger drew.")
 @folder_and_json_options
 def list_command(model: str, device: str, trigger: str, path: Path | None, as_json: bool) -> None:
     """List the received samples, newest first."""
@@ -163,8 +178,8 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
 
 @command.command("get")
 @click.option("--model", required=True, help="Name of the model.")
-@click.option("--device", default="", help="Only of this device.")
-@click.option("--order", default="", help="Only of this order.")
+@click.option("--device", default="", help="Only samples of this device.")
+@click.option("--order", default="", help="Only samples of this order.")
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), required=True)
 @folder_and_json_options
 def get(*, model: str, device: str, order: str, folder: Path, path: Path | None, as_json: bool) -> None:
@@ -192,10 +207,15 @@ def get(*, model: str, device: str, order: str, folder: Path, path: Path | None,
 
 @command.command("delete")
 @click.argument("ids", nargs=-1)
-@click.option("--model", default="", help="All of this model.")
-@click.option("--device", default="", help="All of this device.")
-@click.option("--order", default="", help="All of this order.")
-@click.option("--older-than-days", type=NumberRange(min=0, max=3650), default=0, help="Only older ones.")
+@click.option("--model", default="", help="Samples of this model.")
+@click.option("--device", default="", help="Samples of this device.")
+@click.option("--order", default="", help="Samples of this order.")
+@click.option(
+    "--older-than-days",
+    type=NumberRange(min=0, max=3650),
+    default=0,
+    help="Samples that are older than this number of days.",
+)
 @folder_and_json_options
 def delete(
     *,

@@ -28,7 +28,7 @@ def command() -> None:
     multiple=True,
     required=True,
     type=click.Choice(["read", "release", "rollout", "evidence", "device", "sample", "admin"]),
-    help="What it may do; may be repeated.",
+    help="Scope of what the token allows. May be repeated.",
 )
 @click.option(
     "--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Days of validity."

@@ -38,7 +38,7 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
 
 @click.command("up")
 @folder_option
-@click.option("--host", help="Address to listen on; 0.0.0.0 for all.  [default: 127.0.0.1]")
+@click.option("--host", help="Address to listen on, or 0.0.0.0 for all addresses.  [default: 127.0.0.1]")
 @click.option(
     "--name", "names", multiple=True, help="DNS name or address under which devices find this machine."
 )
@@ -48,30 +48,35 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     "--database",
     "store_url",
     metavar="URL",
-    help="PostgreSQL, as postgresql://USER@HOST[,HOST]/NAME.  [default: SQLite in the folder]",
+    help="PostgreSQL database, as postgresql://USER@HOST[,HOST]/NAME.  [default: SQLite in the folder]",
 )
 @click.option(
     "--broker",
     "brokers",
     callback=_read_brokers,
     metavar="mqtts://HOST:PORT[,HOST:PORT]",
-    help="Brokers that others run; devices try all.  [default: our own mosquitto]",
+    help="External brokers, which devices try one after the other.  [default: a mosquitto that this command"
+    " starts]",
 )
 @click.option(
     "--join",
     "joins",
     is_flag=True,
-    help="A further manager of a fleet that runs already, with console and API; see docs/guide/scale.md.",
+    help="Start a further manager with console and API for a running fleet. See docs/guide/scale.md.",
 )
 @click.option(
-    "--artifacts-storage", help="Copy packages there: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER."
+    "--artifacts-storage",
+    help="Storage to which packages are copied: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER.",
 )
-@click.option("--artifacts-url", help="Devices fetch packages there, e.g. a CDN.  [default: this machine]")
+@click.option(
+    "--artifacts-url",
+    help="URL from which devices download packages, such as a CDN.  [default: this machine]",
+)
 @click.option(
     "--encrypt/--no-encrypt",
     "encrypts",
     default=None,
-    help="Encrypt releases, unless one says otherwise.  [default: not]",
+    help="Encrypt releases, unless a release says otherwise.  [default: no encryption]",
 )
 @click.option(
     "--console-port", type=click.IntRange(1, 65535), help="TCP port of console and API.  [default: 8444]"
@@ -83,7 +88,8 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     "trusted_proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="Address or network of a proxy before console or web server; its X-Forwarded-For names the client.",
+    help="Address or network of a proxy in front of console or web server. Its X-Forwarded-For header names"
+    " the client.",
 )
 @click.option(
     "--require-second-factor/--no-second-factor",
@@ -96,7 +102,7 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     "sign_on_proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="Address or network of a proxy that logs users in, as oauth2-proxy; see docs/guide/scale.md.",
+    help="Address or network of a proxy that logs users in, such as oauth2-proxy. See docs/guide/scale.md.",
 )
 @click.option(
     "--sign-on-headers", metavar="BEGIN", help="Prefix of the proxy's headers.  [default: X-Auth-Request]"
@@ -111,7 +117,8 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     "--root-keys",
     "root_folder",
     type=click.Path(path_type=Path),
-    help="First start only: folder for the root's keys, such as a stick.  [default: in the fleet's folder]",
+    help="Folder for the root's keys at the first start, such as a USB stick.  [default: in the fleet's"
+    " folder]",
 )
 @as_json_option
 def command(

@@ -20,7 +20,7 @@ _role_option = click.option(
     type=click.Choice(["viewer", "operator", "admin"]),
     default="viewer",
     show_default=True,
-    help="operator: also releases, rollouts, devices; admin: also users and tokens.",
+    help="An operator also manages releases, rollouts and devices. An admin also manages users and tokens.",
 )
 
 
@@ -84,7 +84,9 @@ def set_role(name: str, role: Role, path: Path | None, as_json: bool) -> None:
 
 @command.command("second-factor")
 @click.argument("name")
-@click.option("--remove", "is_removal", is_flag=True, help="Remove the second factor, as for a lost phone.")
+@click.option(
+    "--remove", "is_removal", is_flag=True, help="Remove the second factor, for example if the phone is lost."
+)
 @folder_and_json_options
 def second_factor(name: str, path: Path | None, *, is_removal: bool, as_json: bool) -> None:
     """Require one-time codes from the user NAME. The key and recovery codes are shown only once."""

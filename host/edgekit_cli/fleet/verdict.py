@@ -18,14 +18,18 @@ _EXIT_CODES = {"pass": 0, "stop": 22, "undecided": 23}
 
 @click.command("verdict")
 @click.argument("rollout")
-@click.option("--wait", is_flag=True, help="Wait until it is decided, also over pauses and approvals.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the verdict, also while the rollout is paused or needs an approval.",
+)
 @click.option(
     "--timeout",
     "timeout_s",
     type=NumberRange(0, 10**7),
     default=3600.0,
     show_default=True,
-    help="Seconds to wait at most.",
+    help="Maximum time to wait in seconds.",
 )
 @folder_and_json_options
 def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as_json: bool) -> None:
@@ -47,15 +51,19 @@ def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as
 
 @click.command("evidence")
 @click.argument("rollout")
-@click.option("--gate", required=True, help="A gate that the rollout has declared.")
-@click.option("--value", type=NumberRange(-1e12, 1e12), help="Figure with the release.")
-@click.option("--reference", type=NumberRange(-1e12, 1e12), help="The same figure without it.")
+@click.option("--gate", required=True, help="Gate that the rollout has declared.")
+@click.option("--value", type=NumberRange(-1e12, 1e12), help="Value of the figure with the release.")
+@click.option("--reference", type=NumberRange(-1e12, 1e12), help="Value of the figure without the release.")
 @click.option("--low", type=NumberRange(-1e12, 1e12), help="Lower end of the value's interval.")
 @click.option("--high", type=NumberRange(-1e12, 1e12), help="Upper end of the value's interval.")
-@click.option("--samples", type=click.IntRange(0, 1 << 50), help="Samples behind the value.")
-@click.option("--pass", "statement", flag_value="pass", help="State that it passes, in place of a value.")
-@click.option("--stop", "statement", flag_value="stop", help="State that it must stop, in place of a value.")
-@click.option("--reason", default="", help="A sentence to show.")
+@click.option("--samples", type=click.IntRange(0, 1 << 50), help="Number of samples behind the value.")
+@click.option(
+    "--pass", "statement", flag_value="pass", help="State that the gate passes, instead of a value."
+)
+@click.option(
+    "--stop", "statement", flag_value="stop", help="State that the rollout must stop, instead of a value."
+)
+@click.option("--reason", default="", help="Sentence that is shown with the verdict.")
 @folder_and_json_options
 def evidence(
     rollout: str, *, statement: str | None, path: Path | None, as_json: bool, **figures: object

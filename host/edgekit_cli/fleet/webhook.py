@@ -19,7 +19,10 @@ def command() -> None:
 @click.argument("name")
 @click.argument("url")
 @click.option(
-    "--action", "actions", multiple=True, help="Only actions that begin so, such as rollout.  [default: all]"
+    "--action",
+    "actions",
+    multiple=True,
+    help="Only actions that begin with this text, such as rollout.  [default: all]",
 )
 @folder_and_json_options
 def add(name: str, url: str, actions: tuple[str, ...], path: Path | None, as_json: bool) -> None:

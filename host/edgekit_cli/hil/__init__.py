@@ -10,7 +10,7 @@ COMMANDS = {
     "init": "Describe a bench: the device, its power switch, its meter.",
     "run": "Run the tests on a bench, and keep the evidence.",
     "benches": "List the benches that need no hardware.",
-    "repaired": "Confirm that a broken bench is in order again.",
+    "repaired": "Mark a broken bench as repaired.",
     "image": "Make the images of the emulated devices.",
 }
 

@@ -11,7 +11,7 @@ from edgekit_cli.progress import ProgressBar
 
 
 @click.command("image")
-@click.option("--rebuild", is_flag=True, help="Make it even if there is one with the same packages.")
+@click.option("--rebuild", is_flag=True, help="Create the image even if one with the same packages exists.")
 def command(*, rebuild: bool) -> None:
     """Create the ARM64 system of the benches arm64-userland and arm64-booted, unless it exists.
 

@@ -34,7 +34,7 @@ def _read_meter(text: str) -> str:
 
 @click.command("init")
 @click.option("--host", help="Device, as USER@HOST[:PORT].")
-@click.option("--target", help="What the device is, as in `edgekit targets`.")
+@click.option("--target", help="Target of the device, as in `edgekit targets`.")
 @click.option(
     "--power",
     metavar="SWITCH",
@@ -45,8 +45,8 @@ def _read_meter(text: str) -> str:
     "--meter",
     type=_read_meter,
     metavar="METER",
-    help="What measures power: `sensors` of the device (INA3221); `command:COMMAND` for another meter, with a"
-    " command of this machine that prints watts; or none.  [default: sensors]",
+    help="Power meter: `sensors` for the device's own INA3221, `command:COMMAND` for a command on this"
+    " machine that prints watts, or none.  [default: sensors]",
 )
 @click.option(
     "--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key of ssh."
@@ -55,7 +55,7 @@ def _read_meter(text: str) -> str:
     "--python",
     default="/opt/edgekit/current/bin/python",
     show_default=True,
-    help="Python with the runtime on the device; the default is that of `edgekit device install`.",
+    help="Python with the runtime on the device.  [default: that of `edgekit device install`]",
 )
 @click.option("--name", help="Name of the bench.  [default: the host]")
 @click.option(

@@ -23,17 +23,19 @@ _OWN_FILE = Path("bench.yaml")
     "benches",
     multiple=True,
     metavar="FILE",
-    help="Environment file of a bench, or the name of one of `edgekit hil benches`; may be repeated."
-    "  [default: bench.yaml if it is here, else every bench that needs no hardware]",
+    help="Environment file of a bench, or a name from `edgekit hil benches`. May be repeated.  [default:"
+    " bench.yaml if it exists here, else every bench that needs no hardware]",
 )
-@click.option("-k", "expression", metavar="EXPRESSION", help="Only tests whose name fits, as pytest has it.")
+@click.option(
+    "-k", "expression", metavar="EXPRESSION", help="Run only tests whose name matches, as in pytest."
+)
 @click.option(
     "--evidence",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Where the evidence and its report are written.  [default: hil/evidence in your configuration]",
+    help="Folder for the evidence and its report.  [default: hil/evidence in your configuration]",
 )
-@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write JUnit's XML.")
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write a JUnit XML file.")
 @click.option(
     "--soak-seconds", type=click.IntRange(1), default=20, show_default=True, help="Length of the soak test."
 )
@@ -49,8 +51,7 @@ _OWN_FILE = Path("bench.yaml")
     type=click.IntRange(1),
     default=60,
     show_default=True,
-    help="Length of the measurement of a real device for which packages are predicted by its own profile, if"
-    " it has none yet.",
+    help="Length of the measurement that profiles a real device, if it has no profile yet.",
 )
 def command(
     benches: tuple[str, ...],

@@ -9,8 +9,8 @@ COMMANDS = {
     "demo": "See a slow device, a server and a changing link, on this machine.",
     "profile": "Measure a model's kernels, and the link to a server.",
     "plan": "Find the best ways to run a model between device and server, and package them.",
-    "serve": "Serve the server's half of packages.",
-    "export": "Write the server's half for Triton, KServe or HAProxy.",
+    "serve": "Serve the server parts of packages.",
+    "export": "Write the server parts for Triton, KServe or HAProxy.",
 }
 
 command = OrderedGroup(
@@ -22,6 +22,6 @@ command = OrderedGroup(
 insecure_option = click.option(
     "--insecure",
     is_flag=True,
-    help="Allow plain HTTP to another machine: everybody on the way can read what is sent, and answer with"
-    " wrong numbers. A token is never sent so.",
+    help="Allow plain HTTP to another machine. Anybody on the way can then read what is sent, and answer"
+    " with wrong numbers. A token is never sent over plain HTTP.",
 )

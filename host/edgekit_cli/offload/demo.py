@@ -24,7 +24,7 @@ _START_S = 8.0  # of the processes, before the first phase
     type=NumberRange(min=20, max=600),
     default=60,
     show_default=True,
-    help="How long it takes in all; planning comes first, and at least 10 s are left to the phases.",
+    help="Total duration. Planning comes first, and the phases take at least 10 s.",
 )
 @click.option(
     "--output",
@@ -32,11 +32,11 @@ _START_S = 8.0  # of the processes, before the first phase
     type=click.Path(path_type=Path),
     default=Path("offload-demo.html"),
     show_default=True,
-    help="Where the page is saved.",
+    help="File in which the page is saved.",
 )
-@click.option("--proxy", is_flag=True, help="Limit the link by a proxy, also as root.")
+@click.option("--proxy", is_flag=True, help="Limit the link with a proxy, even as root.")
 @click.option("--no-browser", is_flag=True, help="Do not open the page that follows the demo.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_json: bool) -> None:
     """Show offloading while the link slows down and the server is first loaded and then killed.
 

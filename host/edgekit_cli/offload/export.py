@@ -17,7 +17,7 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
     "form",
     required=True,
     type=click.Choice(["triton", "kserve", "haproxy"]),
-    help="What to write.",
+    help="Format to write.",
 )
 @click.option(
     "--output",
@@ -31,20 +31,22 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
     type=click.Choice(["onnxruntime", "python"]),
     default="onnxruntime",
     show_default=True,
-    help="What runs the tails in Triton; photographs and sound need python.",
+    help="Triton backend that runs the tails. Photographs and sound need python.",
 )
-@click.option("--gpu", is_flag=True, help="triton, kserve: run the tails on an NVIDIA GPU.")
+@click.option("--gpu", is_flag=True, help="With triton or kserve: run the tails on an NVIDIA GPU.")
 @click.option(
     "--tensorrt",
     is_flag=True,
-    help="The same with TensorRT within Triton's onnxruntime backend, which builds each tail at its start.",
+    help="With triton or kserve: run the tails on an NVIDIA GPU with TensorRT, within Triton's onnxruntime"
+    " backend, which builds each tail at its start.",
 )
 @click.option(
     "--replica",
     "replicas",
     multiple=True,
     metavar="URL",
-    help="haproxy: HOST:PORT or https://HOST:PORT of an `edgekit offload serve`; once for each replica.",
+    help="With haproxy: HOST:PORT or https://HOST:PORT of a replica of `edgekit offload serve`. May be"
+    " repeated.",
 )
 @insecure_option
 @keys_folder_option()

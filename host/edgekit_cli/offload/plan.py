@@ -27,51 +27,59 @@ _NO_PACKAGE: Final = (
     "--device",
     required=True,
     metavar="PROFILE|MACHINE",
-    help="A profile of `edgekit offload profile`, or a machine to profile now: local, local@20%, ssh:HOST.",
+    help="Profile from `edgekit offload profile`, or a machine to profile now: local, local@20% or ssh:HOST.",
 )
 @click.option(
     "--server",
     required=True,
     metavar="PROFILE|MACHINE|URL",
-    help="The server, likewise; or http(s)://HOST:PORT, where the whole model is served under its name.",
+    help="Profile or machine of the server, or http(s)://HOST:PORT of a server that serves the whole model"
+    " under its name.",
 )
-@click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token of the server at URL.")
-@click.option("--ca-file", metavar="PEM", help="Authority that signed the certificate of the server at URL.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="File with the token of the server at URL."
+)
+@click.option(
+    "--ca-file", metavar="PEM", help="File of the authority that signed the certificate of the server at URL."
+)
 @insecure_option
 @click.option(
     "--bandwidth",
     default="1..100",
     show_default=True,
     metavar="MBIT/S",
-    help="Range A..B in logarithmic steps, or values such as 2,10,50.",
+    help="Bandwidths as a range A..B in logarithmic steps, or as values such as 2,10,50.",
 )
-@click.option("--rtt", default="20", show_default=True, metavar="MS", help="Round trips, such as 5,20,80.")
+@click.option(
+    "--rtt", default="20", show_default=True, metavar="MS", help="Round-trip times, such as 5,20,80."
+)
 @click.option(
     "--samples",
     type=click.Path(path_type=Path),
-    help="Samples as `edgekit package` takes them. The sent bytes and the loss by codings"
-    " depend on them: int8 is offered from 16 samples on, lossier codings from"
-    " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
+    help="Samples, as for `edgekit package`. They determine the sent bytes and the loss of codings. The"
+    " coding int8 needs at least 16 samples, and lossier codings need 100.  [default: the golden inputs of a"
+    " package, or generated inputs, with exact codings only]",
 )
 @click.option(
     "--objective",
     type=click.Choice([*OBJECTIVES]),
     default="latency",
     show_default=True,
-    help="What is best; capacity: the most devices for a server within --latency-limit.",
+    help="What to optimise. With capacity, it is the number of devices per server within --latency-limit.",
 )
 @click.option(
     "--latency-limit",
     type=NumberRange(0, 3_600_000, min_open=True),
     metavar="MS",
-    help="Limit for 99 % of requests (--objective capacity), or for one (energy).",
+    help="Latency limit. With --objective capacity, 99 % of requests must meet it, and with energy a single"
+    " request.",
 )
 @click.option(
     "--requests-per-s",
     type=NumberRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Requests of each device, for --objective capacity.",
+    help="Request rate of each device, for --objective capacity.",
 )
 @click.option(
     "--power",
@@ -82,29 +90,29 @@ _NO_PACKAGE: Final = (
     "--keep-on-device",
     multiple=True,
     metavar="TENSOR|input",
-    help="A tensor that must not be sent, nor another form of it (moved, recoded, scaled). That is residency,"
-    " not secrecy: what is sent may reveal it.",
+    help="Tensor that must not be sent, not even moved, recoded or scaled. Other tensors that are sent may"
+    " still reveal its values.",
 )
 @click.option(
     "--max-leak",
     type=NumberRange(),
     metavar="DB",
-    help="Refuse candidates whose measured leakage (PSNR, a lower bound) is higher; needs 1,000 samples.",
+    help="Refuse candidates whose measured leakage (PSNR, a lower bound) is higher. Needs 1,000 samples.",
 )
 @click.option(
     "--max-loss",
     default="0.1%",
     show_default=True,
     metavar="PERCENT",
-    help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
-    " error. 100% also admits an unknown share.",
+    help="Share of the answers that a coding may make wrong, estimated on samples, with a standard error."
+    " 100% also allows codings whose share is unknown.",
 )
 @click.option(
     "--classes",
     multiple=True,
     metavar="OUTPUT",
-    help="An output with scores of classes, which shows what a coding changes."
-    "  [default: the package's, and outputs of probabilities]",
+    help="Output with class scores, which shows the answers that a coding changes.  [default: the outputs"
+    " that the package states, and outputs with probabilities]",
 )
 @click.option(
     "--sample-rate",
@@ -116,23 +124,25 @@ _NO_PACKAGE: Final = (
     "--cascade",
     metavar="SMALL_MODEL",
     type=click.Path(path_type=Path),
-    help="A small classifier for the device: it answers where it is sure.",
+    help="Small classifier for the device, which answers a request itself if it is sure.",
 )
 @click.option(
     "--agreement",
     type=NumberRange(0, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="Share of answers of a cascade that must be MODEL's.",
+    help="Share of a cascade's answers that must be equal to those of MODEL.",
 )
-@click.option("--memory", metavar="SIZE", help="Limit of weights and activations on the device: 64MB.")
-@click.option("--weights", metavar="SIZE", help="Limit of the weights alone on the device: 8MB.")
+@click.option(
+    "--memory", metavar="SIZE", help="Limit of weights and activations on the device, such as 64MB."
+)
+@click.option("--weights", metavar="SIZE", help="Limit of the weights alone on the device, such as 8MB.")
 @click.option(
     "--tiers",
     type=click.IntRange(2, 3),
     default=2,
     show_default=True,
-    help="3: a machine at the edge between device and server.",
+    help="Number of machines. 3 adds a machine at the edge between device and server.",
 )
 @click.option("--edge", metavar="PROFILE|MACHINE", help="The machine at the edge, for --tiers 3.")
 @click.option(
@@ -156,7 +166,7 @@ _NO_PACKAGE: Final = (
     type=NumberRange(min=0.1),
     default=10.0,
     show_default=True,
-    help="Time limit of a measurement; it ends at a standard error of 1 %.",
+    help="Time limit of a measurement. It ends earlier at a standard error of 1 %.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:

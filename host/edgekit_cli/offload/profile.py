@@ -37,18 +37,18 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
     help="Measure here: 'local', 'local@20%' (slowed down, needs root), or 'ssh:HOST'.",
 )
 @click.option("--server", metavar="URL", help="Measure the link from here to this server as well.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Holds the server's token.")
-@click.option("--ca-file", metavar="PEM", help="Authority that signed the server's certificate.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token.")
+@click.option("--ca-file", metavar="PEM", help="File of the authority that signed the server's certificate.")
 @insecure_option
 @click.option(
     "--seconds",
     type=NumberRange(0.1, 3600),
     default=10.0,
     show_default=True,
-    help="Time limit of a measurement; it ends at a standard error of 1 %.",
+    help="Time limit of a measurement. It ends earlier at a standard error of 1 %.",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), help="Write here.  [default: NAME.MACHINE.profile.json]"
+    "--output", type=click.Path(path_type=Path), help="File to write.  [default: NAME.MACHINE.profile.json]"
 )
 @as_json_option
 def command(file: Path, *, on: str, server: str | None, as_json: bool, **options: Any) -> None:

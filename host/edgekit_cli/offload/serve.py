@@ -28,14 +28,17 @@ _SUFFIX = ".edgepkg"
     multiple=True,
     metavar="PACKAGE",
     type=click.Path(path_type=Path),
-    help="On a machine in the middle: a package to serve whole, in place of a tail of the same name. Its"
-    " session goes on to the server that `edgekit-device offload server` set here.",
+    help="Package whose whole model is served instead of a tail of the same name, on a machine between"
+    " device and server. Its session can use the server that `edgekit-device offload server` has set on this"
+    " machine.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="TCP port.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, a PEM file.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Its key, a PEM file.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token that devices must send.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Key of the certificate, a PEM file.")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="File with the token that devices must send."
+)
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Threads of one inference.  [default: as packaged]"
 )
