@@ -88,8 +88,7 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     """Return how images or recordings are decoded to samples.
 
     Raises:
-        DataError: The class names come from folders, and their number differs from that of the model's
-            classes.
+        DataError: The class names come from folders, and the model has a different number of classes.
     """
     classes = request.class_names
     if request.labels_from_folders:

@@ -4,14 +4,14 @@ Each phase uses the results of the phases before it. This module defines their o
 run of `models/tiny/mnist5k_dscnn.onnx` for `rpi5` with the budget `size=60kB,drop=1%`:
 
     prepare   The float32 model C0 has 21 nodes. There are 300 calibration and 1000 evaluation samples.
-    search    C1 has float16 weights, C2 int8 weights, C3 dynamic int8. C4 is int8 with least-error ranges,
-              C6 to C11 are the same with 1 to 6 layers in float, and C12 and C13 have mixed weights.
-    judge     On half of the evaluation samples all score 0.998, so no drop exceeds the limit.
-    measure   C2 takes 0.10 ms (predicted) and 30 kB as a signed package. C0 has 79 kB, over its limit.
-    compress  Nothing is compressed, because plain forms meet all limits.
-    choose    12 of 13 candidates meet the limits, with latencies equal within the error of the prediction.
-              4 of these are within 15 % of the fastest on this machine, and C2 is the smallest of the 4.
-              The held-back half of the samples confirms C2.
+    search    C1 has float16 weights, C2 has int8 weights, and C3 has dynamic int8 arithmetic. Most of the
+              others have static int8 arithmetic, some with layers in float.
+    judge     All candidates score 0.998 on half of the evaluation samples, so no drop exceeds the limit.
+    measure   C2 takes 0.10 ms (predicted) and 30 kB as a signed package. C0 takes 79 kB and exceeds 60 kB.
+    compress  Nothing is compressed, because candidates without compression meet all limits.
+    choose    All candidates except C0 meet the limits. Their latencies are equal within the error of the
+              prediction. C2 is the smallest of those within 15 % of the fastest on this machine. The other
+              half of the evaluation samples confirms C2.
 """
 
 import functools
@@ -234,7 +234,7 @@ def _choose(
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
-    """Measure the memory of `chosen` on this machine, and return `run` with the result and its warnings."""
+    """Measure the memory of `chosen` on this machine, and add the result and warnings to a copy of `run`."""
     memory = measure_memory_here(
         chosen.model,
         chosen.memory,

@@ -1,7 +1,7 @@
-"""Builds forms on request that need special arithmetic. They are scored on an emulated processor.
+"""Builds the forms that need special arithmetic, if the user requests them.
 
-Their latency is not measured. A package contains them as variants, and `edgekit-device tournament` measures
-them on the device.
+They are scored on an emulated processor, so their latency is not measured. The package contains them as
+variants, and `edgekit-device tournament` measures their latency on the device.
 """
 
 import math

@@ -30,11 +30,12 @@ _UNTIMED_NOTE: Final = (
 def carry_variants(runs: Sequence[Run], signer: StatementSigner, progress: Progress) -> Run:
     """Return the first run with as many further variants in its package as the request allows.
 
-    Untimed forms are added first, then the choices of the other runs, then other candidates within all
-    limits, in the order of `rank_further`. The limit on the size applies to the whole package. Each variant
-    that does not fit is reported as a warning. A run without a chosen candidate is returned unchanged.
+    Untimed forms are added first, and then the chosen candidates of the other runs. Then other candidates
+    that meet all limits are added in the order of `rank_further`. The limit on the size applies to the whole
+    package. Variants that do not fit are reported as warnings. If the first run has no chosen candidate, it
+    is returned unchanged.
 
-    `runs` are the runs of one request with the same prepared model, one for each engine.
+    `runs` contains a run for each engine, with the same request and prepared model.
 
     Raises:
         TargetError: The target does not support a requested untimed form.

@@ -28,7 +28,7 @@ from edgekit_toolkit.tasks.labels import find_label_problems
 
 
 def find_warnings(run: Run) -> list[str]:
-    """Return the warnings as sentences. Those about samples come first, and those about figures last."""
+    """Return the warnings as sentences, first warnings about samples and last warnings about figures."""
     request, prepared = run.request, run.prepared
     samples = prepared.samples
     notes = list(samples.warnings)

@@ -95,8 +95,8 @@ class Form:
     Attributes:
         kind: One of `KINDS` or `UNTIMED_KINDS`.
         plan: The kernels and ranges of `static-int8`, or None for other kinds.
-        factors: A dict from each equalized tensor to the float32 factors of its channels after pruning. Empty
-            without a plan.
+        factors: A dict from each equalized tensor to the float32 factors of its channels, without pruned
+            channels. Empty without a plan.
         layers: For `int8-weights`, the first outputs of the layers with int8 weights, or None for all layers
             in `int8_layers`. Other layers have float16 weights.
         compression: The compression of the float model, or None.

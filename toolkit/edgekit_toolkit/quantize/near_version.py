@@ -1,9 +1,9 @@
-"""Rounds the change of weights between two versions to coarse steps, so that their delta is small.
+"""Rounds the change of weights between two versions of a model to coarse steps, so that a delta is small.
 
-First, the earlier weights of each channel are multiplied by the best factor. A step is at most 0.9 times the
-root mean square of the remaining change. So rounding loses about 1/15 of the energy of the change, or 1/12 in
-float16, and weights that changed little have small steps. The search checks that the model still meets its
-limits.
+First, the earlier weights of each channel are multiplied by the factor for which the change is smallest. The
+step is at most 0.9 times the root mean square of this change, so it is small for weights that changed little.
+Rounding loses about 1/15 of the energy of the change, or 1/12 in float16. The search checks that the model
+still meets its limits.
 
 Source: uniform quantization of a difference, whose error has the variance step^2 / 12, and Sullivan,
 "Efficient scalar quantization of exponential and Laplacian random variables" (1996), for rounding toward
@@ -57,10 +57,10 @@ class WeightCodes(NamedTuple):
 
 
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
-    """Return a weight that is closer to its earlier version, and the step between their codes.
+    """Return a weight that is closer to its earlier version, and the step to which changes are rounded.
 
-    The earlier codes are converted to the returned scales. The returned codes differ from the converted codes
-    by multiples of the step. If the step is 1, the codes of `new` are returned.
+    The returned codes differ by multiples of the step from the codes of `earlier`, after these are converted
+    to the returned scales. If the step is 1, the codes of `new` are returned.
 
     `new` has symmetric int8 codes. `earlier` is the earlier version with the same shape.
     """
@@ -126,8 +126,8 @@ def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
     """Return float weights that differ from `earlier` by multiples of a step. Shapes and dtypes are equal.
 
     In float16, the step is at most 0.9 times the root mean square of the change. In float32, the bits of the
-    weights are compared as int32, and the step is a power of two. A weight has its value in `new` if it is
-    NaN or infinite, or if it is float32 and its sign changes.
+    weights are compared as int32, and the step is a power of two. Weights that are NaN or infinite are copied
+    from `new`, and so are float32 weights whose sign changes.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

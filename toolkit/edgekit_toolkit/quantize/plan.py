@@ -167,8 +167,8 @@ def moves_codes(node: onnx.NodeProto) -> bool:
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
     """Return the part of a tensor's range that affects the results of its consumers.
 
-    A hard sigmoid is constant outside of its two ends, and x * HardSigmoid(x) is 0 below the lower end. So
-    clipping such values changes nothing.
+    Outside of its sloped part, a hard sigmoid is constant. Below the sloped part, x * HardSigmoid(x) is 0. So
+    clipping values in these parts does not change the results.
     """
     readers = index.consumers(name)
     sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)

@@ -44,7 +44,7 @@ class OperatorNode:
 
     @property
     def sharp(self) -> int | None:
-        """The index of the input that needs relative precision, as in Log or Div, or None."""
+        """The index of the input that needs relative precision, such as the divisor of a Div, or None."""
         return _SHARP.get(self.op.upper())
 
     @property

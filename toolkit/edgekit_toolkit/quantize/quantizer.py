@@ -45,7 +45,8 @@ class Quantizer(Protocol):
         threads: The number of threads of one inference.
         scheme: The quantization scheme that is fastest in the engine of the target.
         wider: A scheme with more bits that is more accurate but slower, or None.
-        labels: A dict from each kind of form without a plan to its name, in the order of the search.
+        labels: A dict from the kinds of forms without a plan to their names. The search builds them in this
+            order.
     """
 
     model: Model
@@ -58,10 +59,10 @@ class Quantizer(Protocol):
         """Return the label, such as `float32`, and the model in the precision of the source."""
 
     def why_no_forms(self) -> str | None:
-        """Return why no other forms than the source form can be built, or None if they can."""
+        """Return why only the source form can be built, or None if other forms can be built."""
 
     def why_no_static_int8(self) -> str | None:
-        """Return why no static int8 forms can be built, or None if they can."""
+        """Return why static int8 forms cannot be built, or None if they can."""
 
     def float_layers(self) -> dict[str, FloatLayer]:
         """Return the layers of the float model, by the first output of the layer."""
@@ -155,7 +156,10 @@ class Quantizer(Protocol):
         """Return the channel factors of an equalization, and the ranges after it. There may be no factors."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
-        """Return a function that builds models of plans with these factors, for measurements only."""
+        """Return a function that quantizes the model by a plan, for measurements of noise.
+
+        `factors` are the channel factors of equalized tensors.
+        """
 
     def block_noises(
         self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]

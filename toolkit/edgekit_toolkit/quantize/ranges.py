@@ -141,7 +141,10 @@ def activation_reader(
 
 
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Split the names into groups of at most `most` bytes, in order. A larger tensor has its own group."""
+    """Divide tensor names into groups whose sizes sum up to at most `most` bytes, in order.
+
+    A tensor that is larger than `most` forms its own group.
+    """
     groups: list[list[str]] = []
     total = 0
     for name, size in sizes.items():

@@ -20,7 +20,7 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts the inferences and opened models of a search, in modelled seconds on the target `x86-64`.
+    """Counts the work of a search to run and open models, in predicted seconds on the target `x86-64`.
 
     Attributes:
         inference_s: The work of one inference.
@@ -46,15 +46,15 @@ class SearchWork:
         return self.spent_s + seconds <= self.limit_s
 
     def take(self, seconds: float) -> bool:
-        """Add `seconds` of work if the limit allows it, and return whether it does."""
+        """Add `seconds` of work and return True, or return False if the limit does not allow it."""
         is_allowed = self.allows(seconds)
         self.count(seconds=seconds * is_allowed)
         return is_allowed
 
     def part(self, share: float, limit_s: float) -> float:
-        """Return the total work in seconds at which a task must end.
+        """Return the value of `spent_s` at which a part of the search must end.
 
-        The task may use a `share` (0..1) of the work that remains until `limit_s`.
+        The part may use a `share` (0..1) of the work that remains until `limit_s`.
         """
         return self.spent_s + share * (limit_s - self.spent_s)
 

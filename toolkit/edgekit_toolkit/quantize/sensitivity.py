@@ -298,9 +298,9 @@ def mixed_plans(
 ) -> Iterator[MixedPlan]:
     """Measure and yield plans, each with one more block in float than the plan before.
 
-    Each step tries the three blocks with the most noise, and moves the block to float that reduces the noise
-    most. It ends when this reduces the noise by less than 1 %, after `max_blocks` steps, or when `expired`
-    returns True.
+    Each step tries the three blocks with the most noise, and moves the best of them to float. The iteration
+    ends after `max_blocks` steps, when a step reduces the noise of the model by less than 1 %, or when
+    `expired` returns True.
 
     `noises` contains the noise of each block alone.
     """
@@ -330,8 +330,8 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
     """Return up to 4 sets of layers with int8 weights. The smallest model is first.
 
-    Layers with the most noise per saved byte are the first to get float16 weights. The noise of the sets is
-    at most 1/2, 1/4, 0.06 and 0.01 of the noise with int8 weights in all layers.
+    In each set, the layers with the most noise per saved byte are left out, and get float16 weights. The sets
+    reduce the noise of int8 weights in all layers to at most 50 %, 25 %, 6 % and 1 %.
     """
     order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.

@@ -7,7 +7,10 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
 def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
-    """Return the `step` name and the `bytes` after each step of compression. Empty without compression."""
+    """Return a dict for each step of compression, with its name `step` and the resulting size `bytes`.
+
+    The list is empty if the candidate is not compressed.
+    """
     compression = candidate.form.compression
     if compression is None:
         return []

@@ -33,7 +33,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a text to `limit` characters by replacing a part near its start by `…`."""
+    """Shorten a text to `limit` characters by replacing characters after its first third by `…`."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -74,7 +74,7 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def byte_unit(value: float) -> tuple[float, str]:
-    """Return the size in bytes and the name of the best decimal unit for `value`."""
+    """Return the decimal unit to show `value` bytes in, as its number of bytes and its name such as `kB`."""
     index = 0
     # 999.5 would be rounded to 1,000 of the smaller unit.
     while abs(value) >= 999.5 * 1000**index and index < len(_BYTE_UNITS) - 1:
@@ -208,7 +208,7 @@ def show_sizes(sizes: Sequence[Size]) -> str:
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return the first figure with a value, or None if such figures differ in label or machine."""
+    """Return the first figure with a value, or None if the figures with values differ in their `origin`."""
     known_figures = [figure for figure in figures if figure["value"] is not None]
     return (
         known_figures[0] if known_figures and len({origin(figure) for figure in known_figures}) == 1 else None

@@ -3,9 +3,9 @@
 The conversion works around these limits of the library:
 
 - It only reads the newer of two fields for the operator code, so it reads operators of old files as ADD.
-- It identifies tensors by name, and requires lists that are optional in files.
+- It requires unique tensor names, and the lists of signatures and metadata, which are optional in files.
 - It lacks SQUEEZE and EXPAND_DIMS. They are replaced by RESHAPE if the shape is known.
-- If a constant is shared, it may overwrite the quantized values for one reader with those for another.
+- If two operators read a constant, it may overwrite the quantized values for one with those for the other.
 - If operators read an output of the model, it may quantize that output wrongly, and the engine crashes.
 """
 

@@ -51,8 +51,8 @@ def weight_bounds(
 ) -> dict[str, NDArray[np.float32]]:
     """Return a dict from the names of weights to the magnitudes that the largest code must represent.
 
-    By default, this is the largest magnitude of the weight. Only weights that need a larger value are
-    included, because the bias would overflow or the scale would be smaller than in `scales`.
+    Only weights that need more than their largest magnitude are included. Otherwise their bias would
+    overflow, or their scale would be smaller than in `scales`.
 
     Args:
         model: A float model from `prepare.prepare`.

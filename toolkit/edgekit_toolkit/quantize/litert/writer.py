@@ -60,8 +60,8 @@ def build(
     """Return the `.tflite` model of a form, or None if the form changes no layer of the model.
 
     Args:
-        prepared: A float model from `prepare.prepare`. If the form has a compression, it is already applied
-            to the model.
+        prepared: A float model from `prepare.prepare`, to which the compression of the form is already
+            applied.
         form: The form.
         scales: The scales of compressed weights, see `weight_bounds`.
 

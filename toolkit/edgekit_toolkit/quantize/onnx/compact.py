@@ -136,7 +136,7 @@ def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def split_parameters(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with small parameters packed into two tensors, or `model` itself if it is smaller.
+    """Return `model` with small parameters packed into two tensors, if this makes the model smaller.
 
     Zero points of weights become slices of one tensor of zeros, which engines compute when they load the
     model. Biases that fit into 16 bits become slices of an int16 tensor. `store_parameters` reverts both.

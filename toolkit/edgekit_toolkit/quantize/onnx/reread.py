@@ -1,6 +1,6 @@
-"""Replaces operators by a different scale and zero point for the same codes, which takes no time.
+"""Replaces an operator by a different scale and zero point for its input codes, so that it takes no time.
 
-If necessary, the scale of the kernel is increased to make the result exact. It is increased by up to 1/8 so
+If necessary, the scale of the codes is increased to make the result exact. It is increased by up to 1/8 so
 that a shift is a whole number of steps, or by up to 1/4 to cover the sloped part of a hard sigmoid.
 """
 
@@ -19,12 +19,12 @@ _MAX_WIDENING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """Codes of a kernel that are read with other parameters.
+    """The quantization parameters that replace an operator.
 
     Attributes:
-        source: The parameters with which the kernel writes the codes.
-        output: The parameters that convert the same codes to the output of the operator.
-        low, high: The limits to which the codes are clipped first, or None.
+        source: The parameters with which the previous kernel quantizes its output.
+        output: The parameters that convert the same codes to the output of the replaced operator.
+        low, high: The limits to which the codes are clipped before, or None.
     """
 
     source: QuantizationParams
