@@ -91,11 +91,11 @@ class CodeSizes:
     def of_peak(self, peak: int, fine_peak: int) -> float:
         """Return a lower bound of the size in bytes if the largest weight of each row has the code `peak`.
 
-        The bound is the entropy of the nearest codes. A package is larger, because it also contains the
-        scales, because rounding to few bits uses smaller steps, and because its coding is not ideal.
+        The bound is the entropy of the nearest codes. The size in a package is larger, because it includes
+        the scales, and because the coding of a package is not ideal.
 
         Args:
-            peak: The largest code.
+            peak: The largest code of other layers.
             fine_peak: The largest code of grouped layers.
         """
 

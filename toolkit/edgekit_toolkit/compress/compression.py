@@ -1,4 +1,4 @@
-"""The result of a compression: the remaining channels, and the weights as codes. A recipe stores it.
+"""The result of a compression, which a recipe stores: the remaining channels and the coded weights.
 
 Channels are removed first. Then each remaining weight is replaced by the product of its code and its step, so
 that the writers of quantized models can recover the code.
@@ -54,8 +54,8 @@ class Compression:
     Attributes:
         weights: A dict from initializer name to coded weight.
         biases: A dict from initializer name to bias, float32 [channels].
-        channels: A dict from the name of a group to its remaining channels, without groups that keep all
-            channels. Weights and biases have only the remaining channels.
+        channels: A dict from the name of a channel group to its remaining channels. Groups that keep all
+            channels are not included. Weights and biases have only the remaining channels.
         is_distilled: Whether the weights were trained on the float model's outputs before rounding.
     """
 

@@ -7,8 +7,8 @@ outputs is measured with several numbers of channels for each group. Finally, th
 the other by least squares. Each layer gets its inputs from the pruned network, and its targets from the float
 network.
 
-Groups with few patches for their columns, such as after a global pooling, are not pruned, because their
-moments are unreliable.
+A group is not pruned if it has few patches per column, such as after a global pooling, because its moments
+are then unreliable.
 
 Source: B. Hassibi and D. Stork, Second order derivatives for network pruning, 1992; E. Kurtic et al., ZipLM,
 2023, section 3.2, for whole structures at once.
@@ -62,8 +62,8 @@ def prune(
 ) -> list[SlicedModel]:
     """Return models with fewer and fewer channels.
 
-    For each share, the result has the first model that saves at least this share. Several shares may have the
-    same model. A share that cannot be saved has no model.
+    For each share, the result contains the largest pruned model that saves at least this share. Several
+    shares may have the same model. If a share cannot be saved, the result contains no model for it.
 
     Args:
         model: A float model without dead channels, see `remove_dead_channels`.
@@ -91,7 +91,7 @@ def prune(
 def count_macs(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, int]:
     """Return a dict from the first output of each layer to the number of its multiply-adds.
 
-    `dims` are the sizes of free dimensions.
+    `dims` is a dict from the name of a free dimension to its size.
 
     Raises:
         ModelError: The multiply-adds cannot be counted.

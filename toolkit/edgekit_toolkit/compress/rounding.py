@@ -59,7 +59,8 @@ class Spread:
 
     Attributes:
         order: The columns in the order of rounding, [G, K]. The column with the largest moment is the first.
-        factor: Row j has the weights that spread the error of the j-th column in that order, [G, K, K].
+        factor: An upper triangular matrix for each group, [G, K, K], in the same order. Row j contains the
+            factors for spreading the error of column j over the later columns.
     """
 
     def __init__(self, moment: Floats) -> None:

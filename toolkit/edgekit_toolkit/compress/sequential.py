@@ -72,8 +72,8 @@ def round_weights(
         choose_step: Takes a layer and its rows. Returns the step of each row, [G, R, 1], with groups and rows
             in a group, or None for the steps of least error.
         threads: The number of threads of one inference.
-        quantize: Takes the name and the float values of a layer's input. Returns the values after activations
-            are quantized.
+        quantize: Takes the name and the float values of a layer's input. Returns the values after
+            quantization, as floats.
         alone: Whether to round each layer as if all other layers and the activations were float.
         coarse_biases: Whether to round biases to the precision of weights, so that they compress better.
         progress: Called with the number of the current layer and the number of layers.

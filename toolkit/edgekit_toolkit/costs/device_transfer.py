@@ -56,8 +56,8 @@ class HostRun:
 
     Attributes:
         kernels: The kernels. The sum of their times, each multiplied by `count`, is `whole_s`.
-        spilled_bytes: The bytes beyond `CACHE_BYTES` that a kernel run reads and writes, summed over all
-            runs.
+        spilled_bytes: The bytes that kernels read and write in excess of `CACHE_BYTES` per run, summed over
+            all runs of all kernels.
     """
 
     kernels: Sequence[KernelTime]

@@ -73,7 +73,7 @@ def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[No
     An operator that reads only constants is omitted, because it does not run in each inference.
 
     Args:
-        model: A screened file, see `flatbuffer.parsed`.
+        model: A file that the importer has checked, see `flatbuffer.parsed`.
         dims: The sizes of the model's free dimensions, or None for the stored sizes.
 
     Raises:

@@ -48,10 +48,10 @@ class ModelMaker:
 
     Attributes:
         open_quantizer: Returns the quantizer of a float model.
-        build: Takes a float model, the form of a recipe and the sizes of free dimensions. Returns the model
-            in that form, or None if the form does not suit the model. The result is not compared with the
-            float model.
-        convert: Converts a float model to the format of the engine. The result is not compared with it.
+        build: Takes a float model, a form and the sizes of free dimensions. Returns the model in that form,
+            or None if the form does not suit the model. The outputs of the result are not checked.
+        convert: Converts a float model to the format of the engine. The outputs of the result are not
+            checked.
         convert_codes: Takes an ONNX network with 8-bit codes and the same network in float. Returns the model
             for the engine.
         codes_tool: The distribution that `convert_codes` uses, or empty.

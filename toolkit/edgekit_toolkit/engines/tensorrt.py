@@ -1,4 +1,4 @@
-"""Packages for TensorRT: ONNX models that the device builds, evaluated on their fallback, onnxruntime."""
+"""Packages for TensorRT: ONNX models, which are evaluated on the fallback engine, onnxruntime."""
 
 from typing import Final
 

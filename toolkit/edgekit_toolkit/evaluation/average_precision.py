@@ -1,9 +1,8 @@
 """Mean average precision of detections with respect to true boxes, as in COCO's evaluation.
 
-`match_boxes` reduces each sample to a `MatchedBoxes`. `mean_precisions` computes the average precision of any
-set of samples from these, as float64 [10] with one value for each overlap in `OVERLAPS`.
-
-The best 100 detections of a class in a picture, 101 recalls and boxes of all sizes are used.
+`match_boxes` matches the detections in a sample with the true boxes. `mean_precisions` computes the average
+precision of any set of matched samples. At most 100 detections of each class in a picture are used, and the
+precision is averaged over 101 recall values. Boxes of all sizes are used.
 
 Source: pycocotools.cocoeval (T.-Y. Lin, P. Dollár).
 """
