@@ -5,7 +5,7 @@ field/labels.csv    file_name, label and suggestion of each sample. People fill 
                     listed.
 field/selection.csv file_name, probability, triggers, device, version and taken_at of each sample.
 
-`probability` is the probability of sampling such a request.
+`probability` is the probability with which the request was selected as a sample.
 """
 
 import base64

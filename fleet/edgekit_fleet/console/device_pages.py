@@ -66,7 +66,7 @@ class Happening:
 
     Attributes:
         at: The time of the event, in seconds since 1970.
-        state: A word with a mark (see `macros.html`).
+        state: The state or kind of the event. The template `macros.html` shows it with an icon.
         detail: Further text, or empty.
         rollout: The rollout that the event belongs to, or empty.
     """

@@ -83,7 +83,7 @@ def show_fleet(console: Console, request: Request) -> Response:
 def warm_up(store: Store) -> None:
     """Read the data of the start page, so that its first visitor does not wait.
 
-    SQL statements are compiled at first use, with a cache for each database connection. The page uses two
+    Each database connection compiles SQL statements at first use and caches them. The page uses two
     connections, so this function uses two as well.
     """
     with store.snapshot() as first, store.snapshot() as other:

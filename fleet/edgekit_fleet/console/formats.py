@@ -57,7 +57,7 @@ def format_bytes(size: float | None) -> str:
 def format_share(part: float, whole: float) -> str:
     """Return a share in percent, or a dash (`NONE`) if `whole` is 0.
 
-    Only exact shares are shown as `0 %` and `100 %`.
+    A share is shown as `0 %` or `100 %` only if it is exact, otherwise as `< 1 %` or `> 99 %`.
     """
     if not whole:
         return NONE

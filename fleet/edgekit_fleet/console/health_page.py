@@ -1,8 +1,7 @@
 """The page of model health: the cost and quality of each version on each device class, over the last day.
 
-A fleet of 100,000 devices reports millions of figures a day, so the page only uses a few devices of each
-version and class. These are the devices that were the first to report in the newest hour of the version. The
-decisions of rollouts use all figures.
+A fleet of 100,000 devices reports millions of figures a day. Therefore, the page only uses a few devices of
+each version and class that have reported recently. The decisions of rollouts use all figures.
 """
 
 import math
@@ -34,8 +33,8 @@ class Metric:
     """A metric with a chart on the page.
 
     Attributes:
-        name: The name in ids of the page.
-        value: The column whose average over devices is drawn.
+        name: The name of the metric in the ids of HTML elements.
+        value: The database column whose average over devices is drawn.
         show: Formats a value.
         top: The upper end of the y axis, unless a value is higher.
     """

@@ -41,7 +41,7 @@ class ReleaseView:
     Attributes:
         models: A dict from a model with its version, such as `digits 1.2.0`, to its device classes.
         bytes: The size of the largest package.
-        rollouts: The (name, state) of each rollout, newest first.
+        rollouts: The name and state of each rollout, newest first.
     """
 
     summary: ReleaseSummary
@@ -57,9 +57,9 @@ class PackageEvidence:
     Attributes:
         score: The score that the packager measured, as text, or empty.
         agreement: The minimum agreement with the previous version.
-        deltas: The (start, size in bytes) of each delta. The start is the old version, or eight digits of the
-            old package's digest if the version is unknown. The start is empty for a coded file, which needs
-            no old version.
+        deltas: The old version and the size in bytes of each delta. If the old version is unknown, it is
+            replaced by eight digits of the old package's digest. It is empty for a compressed file, which
+            does not need an old version.
     """
 
     row: ReleasePackageRow

@@ -49,12 +49,12 @@ class Background(Generic[Result]):
         self._lock = threading.Lock()
 
     def find(self, key: Hashable, work: Callable[[], Result], *, is_again: bool = False) -> Lookup[Result]:
-        """Return the result of some work, or the previous result if the work takes too long for a request.
+        """Run a function and return its result, or the previous result if the function takes too long.
 
         Args:
-            key: The key of the work. Work with the same key that is already running is not started again.
-            work: The function that does the work.
-            is_again: Whether the same page asks again. A recent result is then sufficient.
+            key: A key that identifies the work. If work with this key is running, its result is awaited.
+            work: The function.
+            is_again: Whether the same page asks again. In this case, a recent result is returned.
 
         Raises:
             RequestError: Too much work is waiting.

@@ -36,12 +36,13 @@ class Course:
     """The evidence of one gate over time.
 
     Attributes:
-        where: ` of class NAME` if the evidence against the release is strongest for one device class, or
-            empty if it is strongest for all devices together.
-        of_model: ` of MODEL` for the model with the strongest evidence, or empty if there is only one model.
-        counts: Numbers of devices, in rising order.
-        estimates: The mean over the first `counts` devices. An improvement is shown as no change.
-        lows: The lower bound of that mean, or 0 where there is none yet.
+        where: The text ` of class NAME` if the evidence against the release is strongest for one device
+            class, or an empty text if it is strongest for all devices together.
+        of_model: The text ` of MODEL` with the model for which the evidence is strongest, or an empty text if
+            there is only one model.
+        counts: The x values of the curves, which are numbers of devices in rising order.
+        estimates: The mean over as many devices as `counts` says. An improvement is shown as no change.
+        lows: The lower bound of each mean, or 0 if there is no bound yet.
         limit: The limit at which the rollout stops. It has the same unit as `estimates` and `lows`.
         leaning: The strength of the evidence, from 0 to 1. At 1, the gate stops the rollout.
         sentence: The current result of the gate, in words.
@@ -68,7 +69,7 @@ def find_courses(
 ) -> list[Course]:
     """Return the course of each gate that has answers.
 
-    Each course is that of the device group and model with the strongest evidence against the release.
+    For each gate, the device group and model with the strongest evidence against the release are used.
 
     Args:
         samples: The samples, in the order of the devices' first answers. Samples without an answer follow.

@@ -60,7 +60,7 @@ class ClassPlan:
         packages: The packages, such as `digits 1.2.0`.
         bytes: The total size of the downloads of all devices.
         minutes: The download time of the slowest device in minutes.
-        notes: A dict from missing information to the number of devices for which it is missing.
+        notes: A dict from a note about missing information to the number of devices that it concerns.
     """
 
     target: str
@@ -102,7 +102,7 @@ class PlanPages:
         self._plans: Background[PlanView] = Background(closing)
 
     def show(self, console: Console, request: Request) -> Response:
-        """Return the form for a rollout, with the plan for the rollout in the query."""
+        """Return the form for a rollout, filled in with the fields in the query, and the plan."""
         fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
         return self._render(console, request, fields)
 

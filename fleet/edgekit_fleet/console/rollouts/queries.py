@@ -48,7 +48,7 @@ class Wave:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """The (state, number of devices) of all states with devices, in the order of the bar."""
+        """The states of the devices, each with its number of devices, in the order of the bar chart."""
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
@@ -102,7 +102,7 @@ def list_rollout_rows(
 
 
 def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
-    """Return a dict from each rollout to a `Wave` that counts all its devices. Its number is 0."""
+    """Return a dict from each rollout to the counts of all its devices, as a `Wave` with the number 0."""
     rows = session.execute(
         select(MemberRow.rollout, MemberRow.state, func.count())
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)

@@ -53,7 +53,7 @@ class Moment:
         number: The number of the entry in the audit log.
         at: The time of the entry, in seconds since 1970.
         kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin`, `withdraw`, or
-            `evidence-` with its outcome.
+            `evidence-OUTCOME`.
         sentence: The event and its reason.
     """
 
@@ -72,7 +72,7 @@ class LogView:
         courses: The courses of the gates that have answers.
         moments: The entries of the timeline, newest first.
         earlier: The number of older entries that `moments` does not contain.
-        waits_for: The number of the wave that waits for approval, from 1, or 0.
+        waits_for: The number of the wave that waits for approval, counted from 1, or 0 if none waits.
         faults: A dict from fault to the number of devices and some of their names.
         outside: The name, gate and finding of each outside judge. The finding is None without evidence.
     """
@@ -91,7 +91,7 @@ class RolloutLog:
 
     Attributes:
         number: The number of the last audit log entry that was read.
-        moments: All entries but the answers of devices, oldest first.
+        moments: All entries except the answers of devices, oldest first.
         answered: The devices in the order of their first answers.
         faults: A dict from fault to the names of the devices that reported it.
     """
