@@ -151,7 +151,7 @@ class Link:
     Attributes:
         connection: number of the open connection, counted from 1, or 0 while no connection is open.
         memory: buffer for responses. Responses that do not fit into it have their own memory.
-        first_read: when the first bytes of the last response were read (monotonic time), and how many.
+        first_read: monotonic time and size of the first read of the last response.
     """
 
     __slots__ = (
@@ -280,8 +280,7 @@ class Link:
     def pass_descriptor(self, head: bytes, body: bytes, descriptor: int, timeout_s: float) -> Response | None:
         """Send a request whose body carries a file descriptor, and return the same as `ask`.
 
-        The descriptor is sent with the body after the service has read the head, because a service discards
-        a descriptor that it receives with the head.
+        The descriptor is sent with the body, because the service discards a descriptor sent with the head.
 
         Args:
             head: head with `Expect: 100-continue`.

@@ -15,9 +15,10 @@ from edgekit_runtime.records import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the times on the device, link and server and of the waiting time, in a sum of costs.
+    """Weights of the four times of a request in a sum of costs.
 
-    A request waits during round trips and in the queue of the server.
+    Attributes:
+        wait: weight of the time that a request waits, during round trips and in the queue of the server.
     """
 
     device: float = 0.0
@@ -39,15 +40,15 @@ class Objective:
         unit: unit of the scores.
         figure: template for the compared figure. `{cost}` is in ms or mJ, and `{duration}` is a time.
         ribbon: sentence about the best candidates in the planner's chart.
-        stages: function that returns the weights of each sum of costs. The solver minimises the largest sum.
-            The arguments are the power of the computing device and of its radio, in watts.
+        stages: function that returns the weights of one or more sums of costs. The solver minimises the
+            largest sum. The arguments are the power of the device while it computes, and of its radio.
         solver_unit: unit of the sums.
         score: function of plan, conditions, latency limit in seconds and radio power in watts. It returns the
             seconds or joules to minimise, or infinity if the limit cannot be met. None means the latency.
         needs: fields of a cut table that must be set.
         keeps_limit: whether the latency of a plan must meet a limit.
         tie: weight of the latency, which decides between plans with equal scores.
-        waits: waiting times on the server that a search tries. The unit is the server time of a request.
+        waits: waiting times on the server to try in a search, as multiples of the server time of a request.
         counts_devices: whether the planner states how many devices a server can serve.
         spans_tiers: whether kernels may be placed on three machines.
         warning: warning to show with every result, or empty.

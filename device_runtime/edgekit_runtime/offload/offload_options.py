@@ -32,7 +32,7 @@ class OffloadOptions:
         timeout_s: time limit of a request if the model cannot run on this device, or if a plan is requested
             by name.
         probe_bytes_per_hour: maximum number of bytes per hour that probes send over a metered link, or None.
-        plan: name of the plan to run whenever the server allows it, for debugging, or None to choose.
+        plan: name of a plan to use whenever possible, for debugging, or None to choose a plan.
         insecure: whether the application's data may be sent to another machine over plain HTTP.
 
     Raises:

@@ -21,12 +21,11 @@ class PlanCosts:
     """Costs of one request with a plan, without the link, for one row on machines without other load.
 
     Attributes:
-        device_s: time on the device: kernels, and encoding and decoding of tensors.
-        server_s: time on the server: kernels and decoding.
+        device_s: time on the device to run kernels and to encode and decode tensors.
+        server_s: time on the server to run kernels and to decode tensors.
         upload_bytes, download_bytes: size of request and response on the link, with heads, TLS and packet
             headers (`wire_bytes`), as the mean over the samples.
-        request_s, server_request_s: the parts of `device_s` and `server_s` that are neither kernels nor
-            coding.
+        request_s, server_request_s: the parts of `device_s` and `server_s` for other work, such as HTTP.
         device_j: energy of the device during `device_s`, above idle, or None if unknown.
         is_measured: True if the plan was measured as a whole, False if its times are sums over kernels.
         plain_bytes: size of the request without compression, or None if it is not compressed or unknown.

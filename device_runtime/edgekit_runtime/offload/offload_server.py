@@ -90,7 +90,7 @@ class Reply:
 
     Attributes:
         outputs, error: one of them is None.
-        exchange: sizes and times. Its `server_s` is always 0, see `times`.
+        exchange: sizes and times. The server's own time is not in `exchange` but in `times`.
         is_cut_off: whether this device aborted the request while its body was being sent.
     """
 
@@ -305,9 +305,9 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request. `finish` is called on another thread before `done` is set.
+        """Begin a request. Another thread calls `finish` with the reply, and then sets `Pending.done`.
 
-        If `finish` calls `Pending.publish`, the caller has the reply before `finish` ends.
+        `finish` may call `Pending.publish` to set `done` earlier.
         """
         connection = self._take()
         pending = Pending(connection, request)
@@ -348,8 +348,7 @@ class OffloadServer:
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
         """Return the round trip time of the network, and the time of a small request, in seconds.
 
-        The connection is opened before the measurement, which waits for three replies, at most `timeout_s`
-        for each.
+        Three requests are sent over an open connection. `timeout_s` limits the wait for each reply.
 
         Raises:
             TransportError: the server cannot be reached, or does not speak the protocol.

@@ -221,8 +221,8 @@ class HedgePolicy:
 class ReplyWait:
     """Decides how long a request waits for its reply, depending on whether the link carries bytes.
 
-    A dead link is noticed after half of the allowed time, or when the first acknowledgement is late. A slow
-    link gets more time if the reply is expected before a local run would end.
+    A request has a maximum wait. A dead link is noticed after half of it, or when the first acknowledgement
+    is late. A slow link gets more time if the reply is expected before a local run would end.
 
     Attributes:
         look_s: The time in seconds to wait before the first call of `more_s`.

@@ -3,7 +3,8 @@
 The values are stored in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be
 stored as 8-bit codes, which take a quarter of the space. Pixels, for example, are often 8-bit integers. To
 save more space, one code may be stored for a block of equal input values, and only every k-th value of an
-output may be stored. Additional rows store no inputs, since `resample` computes them from the first row.
+output may be stored. There may be several rows of inputs and outputs. Only the inputs of the first row are
+stored, and `resample` computes the others from them.
 """
 
 import math
@@ -234,12 +235,12 @@ class GoldenOutput(Record):
         name, dtype, shape: The output that the session must return.
         path: The path of the artifact that holds the values.
         atol, rtol: The absolute and relative tolerance, at least 0.
-        every: The interval of the stored values, in C order from the first value. The interval counts rows if
-            `axis` is set. Values that are not stored are not compared.
+        every: The distance between two stored values in C order, or between two stored rows if `axis` is set.
+            Values that are not stored are not compared.
         axis: The axis of the rows if their number depends on the data, else None. Such rows are compared as a
             set, as `row_sets` describes.
         loose: The number of stored rows that may have no match in the output, at most half of the rows.
-        count_atol: The allowed difference in the number of rows, at most half of them.
+        count_atol: The allowed difference in the number of rows, at most half of the rows.
     """
 
     name: str
@@ -408,7 +409,9 @@ class Golden(Record):
         return sizes
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        """Check that each input and at least one output has a golden tensor, and that all tensors fit.
+        """Check the golden tensors against the specs of a model.
+
+        Each input and at least one output must have a golden tensor.
 
         Raises:
             DataError: A tensor is missing, unknown or repeated, a dtype or shape differs, or the decoded

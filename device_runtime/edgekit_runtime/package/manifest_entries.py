@@ -26,7 +26,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_token(value: object, field: str) -> None:
-    """Raise `ManifestError` unless `value` is 1 to 64 letters, digits or `_.+-`, as in file names."""
+    """Raise `ManifestError` unless `value` has 1 to 64 characters, which are letters, digits or `_.+-`."""
     require(
         isinstance(value, str) and _TOKEN.fullmatch(value) is not None,
         f"{field} is {value!r}, expected 1 to 64 letters, digits or '_.+-', starting with a letter or digit",

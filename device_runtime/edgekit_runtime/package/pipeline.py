@@ -94,7 +94,7 @@ class Stage(Record):
 
     @property
     def selection(self) -> tuple[object, ...]:
-        """The fields that select images. Stages for which they are equal take the same images."""
+        """The fields that select images. Two stages with equal values take the same images."""
         return (self.input, self.crop, self.margin, self.max_crops, self.when)
 
     @property

@@ -45,8 +45,8 @@ class AlignedRows:
 def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Find the outputs whose number of rows depends on the data.
 
-    These are the outputs whose shape differs in exactly one axis between runs. Only runs with the same input
-    shapes as the first run count. `feeds` and `runs` hold the inputs and the outputs of each run.
+    The shape of such an output differs in exactly one axis between runs with the same input shapes. Runs with
+    other input shapes than the first run are ignored. `feeds` and `runs` hold the inputs and the outputs.
 
     Returns:
         A dict from the names of these outputs to the axis of their rows.

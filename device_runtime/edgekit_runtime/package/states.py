@@ -110,9 +110,9 @@ class StateInputs:
     def complete(
         self, inputs: Mapping[str, Array], stored: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return the inputs together with the states that they lack.
+        """Return a copy of `inputs` with the missing states added.
 
-        Missing states are taken from `stored`, which `take` returned, or are zeros if nothing is stored.
+        `stored` contains the states from `take`. Without it, the states are zeros.
 
         Raises:
             DataError: A stored state has another shape than these inputs need.

@@ -13,7 +13,7 @@ from edgekit_runtime.sessions.session import check_specs
 
 
 def open_pipeline(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> PipelineSession:
-    """Return a session that runs all stages, as `OpenBackend` describes.
+    """Return a session that runs all stages. For the arguments see `OpenBackend`.
 
     Raises:
         PackageError: A member has no task or preprocessing, or does not fit the stages before and after it.

@@ -57,7 +57,7 @@ class PipelineMember:
             all_entries: Whether to include entries that the task's options would leave out.
 
         Raises:
-            DataError: An image, a sound or an output does not fit.
+            DataError: An image or sound does not fit the model, or an output does not fit the task.
             BackendError: The engine failed.
         """
         answerer = self._whole_answerer if all_entries else self._answerer

@@ -226,7 +226,7 @@ class OffloadState:
     def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
         """Return how many seconds to wait for a reply before a local run starts, and add credit to `hedges`.
 
-        The wait is 0 if a probe raised the estimated bandwidth, no request has confirmed it yet, and the
+        The result is 0 if the bandwidth was raised by a probe and not yet confirmed by a request, and the
         credit covers a local run. `spent_s` is the time of this request so far.
         """
         local_s = self.local_s(rows)
@@ -239,9 +239,9 @@ class OffloadState:
     def find_better(self, now_s: float) -> PlanRunner | None:
         """Return the plan that would be best with a very fast link and an idle server.
 
-        It is None if that plan is already in use or is local, if a plan was requested by name, or if the link
-        is unknown. It is also None if the current requests measure the bandwidth anyway. `now_s` is the time
-        of `time.monotonic()`.
+        The result is None if that plan is already in use or is local, if a plan was requested by name, if the
+        link is unknown, or if the current requests measure the bandwidth. `now_s` is the time of
+        `time.monotonic()`.
         """
         with self.lock:
             decision, conditions = self._decisions.get(1), self.conditions(now_s)

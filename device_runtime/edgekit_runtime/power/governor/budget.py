@@ -2,8 +2,8 @@
 
 The temperature limit uses proportional-integral control, like the power allocator of the Linux kernel, with
 anti-windup. If the device heats up fast, the budget falls before the limit is reached. The battery budget is
-the energy above the floor divided by the remaining time. It is recomputed at every tick, so errors do not
-accumulate.
+the energy above the required charge, divided by the remaining time. It is recomputed at every tick, so errors
+do not accumulate.
 
 Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M. Murray,
 Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hoffmann, JouleGuard, SOSP 2015 (an
@@ -80,9 +80,9 @@ class Charge:
     """The state of the battery control.
 
     Attributes:
-        budget_w: The mean power in watts that leaves the required charge at the end. None while the battery
-            is charging or has not been read. Also None while the capacity is unknown and the charge is above
-            the floor.
+        budget_w: The mean power in watts at which the battery has the required charge at `until_s`. None
+            while the battery is charging or has not been read, or if its capacity is unknown and its charge
+            is sufficient.
     """
 
     budget_w: float | None = None

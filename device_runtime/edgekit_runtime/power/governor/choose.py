@@ -2,8 +2,8 @@
 
 The priorities are, in this order: meet the deadlines, stay within the power budget, lose as little accuracy
 as possible over all models, and use as little power as possible. If one plan is below the budget and the next
-better plan is above it, they alternate, so that the mean power is close to the budget. The energy above the
-budget is limited in every window. Requests are rejected only if no plan is below the budget.
+better plan is above it, they alternate, so that the mean power is close to the budget. The energy used above
+the budget is limited. Requests are rejected only if no plan is below the budget.
 
 Source: C. Imes et al., POET, RTAS 2015 (two neighbouring settings alternate to meet a goal between them); H.
 Hoffmann, JouleGuard, SOSP 2015 (accuracy is traded for energy); R. Schreier and G. C. Temes, Understanding

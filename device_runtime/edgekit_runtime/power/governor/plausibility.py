@@ -57,8 +57,8 @@ class SensorFilter:
         """Return the last reading, or the median if the last reading looks wrong.
 
         A reading looks wrong if it differs by more than a factor of two from both the median and `expected`.
-        The result is None without readings or if the sensor is stuck. Unlike `value`, it follows changes
-        without a delay.
+        The result is None without readings or if the sensor is stuck. Unlike `value`, the result follows
+        changes without a delay.
         """
         middle = self.value
         if middle is None:

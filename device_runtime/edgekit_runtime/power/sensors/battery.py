@@ -17,7 +17,7 @@ _PICO: Final = 1e-12  # microamperes times microvolts are picowatts
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return probes for the charge of the first battery and, if available, its discharge and capacity."""
+    """Return probes for the charge, the discharge and the capacity of the first battery, if available."""
     for folder in sysfs.find("class/power_supply/*"):
         is_battery = read_label(folder / "type", "") == "Battery"
         if is_battery and read_label(folder / "scope", "System") != "Device":

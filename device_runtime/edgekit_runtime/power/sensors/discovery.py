@@ -22,7 +22,7 @@ class Sensors:
     """The sensors of power, heat and battery of a device.
 
     Attributes:
-        families: All families that were searched for. Each says what is missing and why.
+        families: All kinds of sensors that were searched for, including those that were not found.
         source: The source of power and energy, or None if there is none.
     """
 

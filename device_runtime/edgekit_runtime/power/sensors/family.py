@@ -1,4 +1,4 @@
-"""The sensors of one kind, which a module of this folder finds with its function `find_sensors`."""
+"""The sensors of one kind, as returned by the functions `find_sensors` of the modules in this folder."""
 
 from edgekit_runtime.power.sensors.power_source import PowerSource
 from edgekit_runtime.power.sensors.probe import Probe

@@ -23,7 +23,7 @@ _CHANNELS: Final = (1, 2, 3)  # 4 to 7 are shunt voltages and their sum
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe for each connected rail, in watts."""
+    """Return a probe for each connected rail, which reads its power in watts."""
     rails = [*_hwmon_rails(sysfs), *_iio_rails(sysfs)]
     if not rails:
         return Family(name="ina3221", missing="no INA3221 (they are on Jetson boards)")

@@ -26,9 +26,9 @@ _READ_PROTECTED: Final = (
 
 @dataclass(slots=True)
 class EnergyCounter:
-    """Joules since the first reading, from a counter of microjoules that wraps around at its range.
+    """Computes energy from a counter of microjoules that returns to 0 after `range_uj`.
 
-    More than one wrap-around between two readings is not noticed.
+    The counter must be read before it returns to 0 twice.
     """
 
     range_uj: int
@@ -36,7 +36,7 @@ class EnergyCounter:
     total_uj: int = 0
 
     def add(self, counted_uj: int) -> float:
-        """Return the joules since the first reading, after a reading of the counter.
+        """Record a reading of the counter, and return the energy since the first reading in joules.
 
         Raises:
             ValueError: `counted_uj` is negative or larger than the range.
@@ -50,7 +50,7 @@ class EnergyCounter:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of joules for each domain (`psys`, packages, memory), and power sources made of them."""
+    """Return an energy probe for each domain (`psys`, packages, memory), and the power sources."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
         *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),

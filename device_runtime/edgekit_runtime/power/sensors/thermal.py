@@ -16,9 +16,9 @@ _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe of degrees Celsius for each zone where models compute.
+    """Return a temperature probe for each thermal zone.
 
-    If there is no such zone, return a probe for every zone.
+    Zones without models, such as a battery, are included only if there are no others.
     """
     zones = {
         zone: read_label(zone / "type", zone.name)
