@@ -37,7 +37,7 @@ def generate(name: str, *, as_json: bool) -> None:
 @command.command("list")
 @as_json_option
 def list_command(*, as_json: bool) -> None:
-    """List the trusted keys. For keys that can sign, show how."""
+    """List the trusted keys, and show which of them can sign and how."""
     from edgekit_toolkit.packaging.signing_keys import list_keys
 
     keys = list_keys()

@@ -24,7 +24,8 @@ class LazyCommand(click.Command):
     def load(self) -> click.Command:
         """Import the module, and return the command.
 
-        A module with the name of the command calls it `command`. In other modules, it has its own name.
+        In a module with the same name as the command, the function is called `command`. In any other module,
+        the function has the name of the command.
         """
         module = importlib.import_module(self._module)
         is_own = self._module.endswith(f".{self.name}")
@@ -40,7 +41,7 @@ def lazy_commands(
     Args:
         names: The short help of each command by name.
         folder: The name of the Python package, such as `edgekit_cli.hil`.
-        files: The module name of each command whose module is not named after it.
+        files: A dict from command to module name, for modules that are not named like the command.
     """
     modules = {name: f"{folder}.{(files or {}).get(name, name)}" for name in names}
     return [

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command uses a server: a server was given, and `--folder` was not given."""
+    """Return whether the user chose a server and did not give `--folder`."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 

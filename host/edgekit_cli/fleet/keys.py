@@ -25,11 +25,11 @@ def command() -> None:
 )
 @folder_and_json_options
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
-    """Replace the keys of manager, root, targets, snapshot, timestamp or class-CLASS.
+    """Replace the keys of each ROLE: manager, root, targets, snapshot, timestamp or class-CLASS.
 
-    Devices accept the new keys automatically. The manager's key signs the documents for devices, and a
-    running manager signs all of them again with the new key. Without ROLE no key changes, but the root is
-    signed for two more years. The fleet may be running. After an interruption, run the command again.
+    Devices accept the new keys automatically. If the manager's key is replaced, a running manager signs all
+    documents for devices again. Without ROLE, no key is replaced, and only the root is signed again, for two
+    more years. The fleet may be running. After an interruption, run the command again.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases

@@ -235,10 +235,10 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @click.argument("name")
 @folder_and_json_options
 def watch(name: str, path: Path | None, as_json: bool) -> None:
-    """Watch a rollout until it ends, live on a terminal, or otherwise with a line for each change.
+    """Watch a rollout until it ends.
 
-    Without a terminal the command also ends when the rollout pauses, because only a person can end a pause.
-    The exit code is 1 if the rollout did not succeed.
+    Without a terminal, the command prints a line for each change. It then also ends when the rollout pauses,
+    because only a person can end a pause. The exit code is 1 if the rollout did not succeed.
     """
     from edgekit_host.terminal import open_console
 

@@ -138,7 +138,7 @@ def stop(order: str, path: Path | None, as_json: bool) -> None:
 @command.command("status")
 @folder_and_json_options
 def show_status(path: Path | None, as_json: bool) -> None:
-    """Show whether the fleet collects samples, the orders, and how many samples were received."""
+    """Show the orders for samples, the number of received samples, and whether collection is on."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.endpoint import Nothing
         from edgekit_fleet.api.endpoints.samples import get_sample_status
@@ -183,9 +183,9 @@ def list_command(model: str, device: str, trigger: str, path: Path | None, as_js
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path, file_okay=False), required=True)
 @folder_and_json_options
 def get(*, model: str, device: str, order: str, folder: Path, path: Path | None, as_json: bool) -> None:
-    """Download samples into a folder for `edgekit package`, except those that it already contains.
+    """Download samples for `edgekit package` into a folder. Samples that are already there are skipped.
 
-    People fill in the column `label` in labels.csv. The packager weights each sample by its selection
+    Then fill in the column `label` in labels.csv. `edgekit package` weights each sample by its selection
     probability in selection.csv.
     """
     with connect(path) as fleet:

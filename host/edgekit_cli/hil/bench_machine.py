@@ -36,13 +36,13 @@ class MeteredMachine:
 
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
-    """Return a context manager that yields a machine. For a bench, it opens the device of the bench.
+    """Return a context manager that yields a machine. If `text` names a bench, this is its device.
 
     Args:
         text: A text for `Machine.parse`, the path of an environment file, or the name of a bench.
 
     Raises:
-        CutError: The text is none of these.
+        CutError: `text` names neither a machine nor a bench.
     """
     from edgekit_offload.profiling.machine import Machine
 
@@ -55,7 +55,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
 
 
 def find_names(text: str) -> tuple[str, str] | None:
-    """Return the target name and the profile name of the bench `text`, or None if there is no such bench."""
+    """Return the names of the target and the profile of a bench, or None if `text` names no bench."""
     if not _is_bench(text):
         return None
     from edgekit_hil.benches.bench_file import find_bench

@@ -6,7 +6,7 @@ import click
 @click.command("repaired")
 @click.argument("bench", metavar="FILE")
 def command(bench: str) -> None:
-    """Mark the bench of FILE as repaired. A name from `edgekit hil benches` also works."""
+    """Mark a bench as repaired. FILE is its environment file, or its name in `edgekit hil benches`."""
     from edgekit_hil.benches.bench_file import find_bench
     from edgekit_hil.benches.bench_lock import BenchLock
 

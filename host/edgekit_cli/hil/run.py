@@ -65,9 +65,9 @@ def command(
 ) -> None:
     """Run the tests with pytest and labgrid.
 
-    A real device on the network is profiled first (`edgekit profile`), unless its profile is still valid or
-    its target prefers TensorRT. The evidence contains the times of the profile. From these, `edgekit package`
-    predicts the latency on such devices.
+    A real device on the network is first measured as by `edgekit profile`, unless its profile is still valid
+    or its target prefers TensorRT. The times in the profile become part of the evidence, from which
+    `edgekit package` predicts the latency on such devices.
     """
     import pytest
 

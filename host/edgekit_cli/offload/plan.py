@@ -172,8 +172,9 @@ _NO_PACKAGE: Final = (
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
     """Compare the ways to run MODEL (.onnx or .edgepkg) on a device and a server.
 
-    The ways are the whole model on the device, the uncompressed or compressed input sent to the server, and
-    the best cuts of the model, each for a range of bandwidths. The command writes a table, a page, and JSON.
+    The candidates are the whole model on the device, the whole model on the server with uncompressed or
+    compressed inputs, and the best cuts of the model. They are compared for a range of bandwidths. The
+    command writes a table, a page, and JSON.
     For an .edgepkg planned on two machines it also writes a new package with the plans and their submodels.
     """
     import json

@@ -125,7 +125,7 @@ class PlanRequest:
 
     @classmethod
     def parse(cls, model: Path, options: Mapping[str, Any]) -> "PlanRequest":
-        """Parse the options, which are given by name with `_` for `-`.
+        """Parse the options, which have names such as `max_loss` for `--max-loss`.
 
         Raises:
             click.UsageError: An option is malformed, or two options exclude each other.

@@ -52,7 +52,7 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 )
 @as_json_option
 def command(file: Path, *, on: str, server: str | None, as_json: bool, **options: Any) -> None:
-    """Measure the kernels of MODEL, an ONNX file, or of the model in PACKAGE.
+    """Measure the kernels of an ONNX file (MODEL), or of the model in a package (PACKAGE).
 
     `edgekit offload plan` reads the file that this command writes. The model in a PACKAGE runs with the
     session options in the package. Kernels are the fused nodes that onnxruntime executes.
