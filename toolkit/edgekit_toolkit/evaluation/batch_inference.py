@@ -110,7 +110,7 @@ def run_golden(session: Session, package: OpenedPackage) -> Inference:
     """Return the outputs of a model for the golden inputs of its package.
 
     Raises:
-        DataError: The session has other inputs than the package states.
+        DataError: The inputs of the session differ from those of the package.
         BackendError: The engine failed.
     """
     feeds = read_golden_inputs(package)

@@ -1,8 +1,8 @@
 """Infers where a detector's outputs contain boxes, and compares boxes with those of the source model.
 
 The layouts are defined in `edgekit_runtime.tasks.kinds.detection`. The layout is inferred from the shapes,
-names and values of the source model's outputs. Several samples are needed, because a batch with few classes
-looks like another layout. If ground truth is available, a metric such as mAP is more meaningful.
+names and values of the source model's outputs. Several samples are needed, because the layout of a single
+batch can be ambiguous. If ground truth is available, a metric such as mAP is more meaningful.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

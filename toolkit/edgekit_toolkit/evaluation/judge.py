@@ -56,8 +56,9 @@ class TargetCosts:
             cannot be counted.
         uncertainty: The factor by which the ratio of two modelled latencies may be wrong.
         source: The data from which the figures are modelled, as text for the user.
-        latency_label: `calibrated` if the latency is from times of networks on a real device of this kind.
-        energy_label: `calibrated` if the power of that device was also measured.
+        latency_label: `calibrated` if the latency is predicted from measurements on a real device of this
+            kind, otherwise `modelled`.
+        energy_label: `calibrated` if the power of that device was also measured, otherwise `modelled`.
     """
 
     latency_ms: float | None

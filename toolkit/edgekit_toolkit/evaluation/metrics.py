@@ -63,7 +63,7 @@ _MIN_VARIANCE: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Outputs of the source model, from which a metric infers their meaning.
+    """Outputs of the source model on some samples. A metric infers from them what the outputs mean.
 
     Attributes:
         runs: The outputs of each run.
@@ -125,7 +125,7 @@ class Metric:
         fit: Creates `score` from the source model's outputs on some samples. None if `score` is given.
         against_source: Whether the metric compares with the source model, whose own score is then 1.
         reads_classes: Whether the metric reads the first output as class scores.
-        note: The reason why `auto` was not sure, for the user.
+        note: The reason why the choice by `auto` is uncertain, as text for the user.
     """
 
     name: str

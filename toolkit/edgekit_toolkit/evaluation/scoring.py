@@ -174,8 +174,8 @@ def score_candidates(
         metric_name: The name of the metric, see `metrics.find_metric`.
         inputs: The inputs of the source.
         outputs: The outputs of the source.
-        alone: Whether candidates run one sample at a time. This is required for a fixed batch, or if code
-            ranges depend on the whole batch.
+        alone: Whether candidates run one sample at a time. This is required if the batch is fixed, or if
+            quantization ranges are computed from the whole batch.
         progress: Called with the number of completed samples and the number of samples.
         task: The task of the model, if it is known.
         labels: The number of labelled classes, or 0.

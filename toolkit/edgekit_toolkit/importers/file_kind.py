@@ -1,6 +1,6 @@
-"""Describes a file of the wrong kind for error messages, and what to do next.
+"""Error messages for files of the wrong kind, which state the kind and what to do next.
 
-It only looks at bytes. Nothing is unpickled, unpacked or loaded.
+This module only reads bytes. It does not unpickle, unpack or load anything.
 """
 
 import re

@@ -1,12 +1,12 @@
-"""Exports models that only the library that made them can read, with the user's own Python.
+"""Exports models with TensorFlow or torch in the user's own Python environment.
 
-`--python ENV/bin/python` names an environment with this library: TensorFlow for a SavedModel or a Keras file,
-torch for a `.pt2`. The environment of edgekit needs neither. The exported file is stored, and packaged like
-any other file:
+`--python ENV/bin/python` is the interpreter of an environment that has TensorFlow for a SavedModel or a Keras
+file, or torch for a `.pt2`. The environment of edgekit needs neither. The exported file is stored, and
+packaged like any other file:
 
     edgekit package saved_model/ --python ~/train/env/bin/python --target rpi5
 
-A model from TensorFlow is run on the same inputs in both libraries, and refused if the outputs differ.
+A model from TensorFlow is also run on the same inputs after the export, and refused if its outputs differ.
 """
 
 import shutil

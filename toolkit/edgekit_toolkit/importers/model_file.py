@@ -30,7 +30,7 @@ class SourceModel(Generic[M_co]):
         size_bytes: The size of the file and its external data. For a `.pt2`, the size of the exported ONNX
             model.
         model: The model, which does not refer to other files. Functions of an ONNX model are inlined. Outputs
-            of a `.tflite` have the shapes of test runs, even if the file states others.
+            of a `.tflite` have the shapes that test runs produced, even if the file states other shapes.
         inputs: The inputs of a session. A quantized `.tflite` input with a scale is float32 here.
         original: The model before operators were replaced by their definitions, or before it was converted to
             an older operator set for the engine. None without such a change.

@@ -56,9 +56,9 @@ def load_onnx(path: Path, *, max_bytes: int = MAX_MODEL_BYTES) -> SourceModel[On
 
     Raises:
         ModelError: The file is not an ONNX model (the message says what it is), or it is truncated, too
-            large, damaged or not supported. Not supported are unknown operators or operator sets, custom
-            domains, external data that are missing or outside the folder, NaN or infinite weights, and models
-            without inputs or outputs.
+            large or damaged. Also raised for unknown operators or operator sets, custom domains, external
+            data that are missing or outside the folder, NaN or infinite weights, and models without inputs or
+            outputs.
     """
     with errors_with_path(path):
         return _load(path, max_bytes)
@@ -198,7 +198,7 @@ def _in_older_set(model: onnx.ModelProto, reason: str) -> onnx.ModelProto | None
 
 
 def older_set_notes(source: SourceModel[Model]) -> list[str]:
-    """Return a sentence for the user if the model was converted to an older operator set, or no sentence."""
+    """Return a list with a note for the user if the model was converted to an older operator set, else []."""
     if source.original is None or not isinstance(source.model, OnnxModel):
         return []
     stated, used = opset(source.original), opset(source.model.proto)
