@@ -1,1 +1,1 @@
-"""The command `edgekit fleet demo`: its steps, its manager, its real device and that device's network."""
+"""The command `edgekit fleet demo`: its steps, its manager, and a real device with its network."""

@@ -62,8 +62,9 @@ class DemoSetup:
 
     Attributes:
         folder: The folder for all files of the demo.
-        home: The configuration folder. Its `keys` contains the key that signed the packages.
-        calls: An .npz of inputs and their true `classes`, for the application on the real device.
+        home: The configuration folder. Its subfolder `keys` contains the key that signed the packages.
+        calls: The path of an .npz file with inputs and their true `classes`, for the application on the real
+            device.
         first, good, bad, last: The versions, in the order of their release.
     """
 
@@ -153,9 +154,15 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
 def wait_while_moving(
     is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
 ) -> str | None:
-    """Wait until `is_so` returns True, and return None.
+    """Wait until a condition is true, as long as the state changes.
 
-    If `look` returns no new state for a minute, give up and return the last state.
+    Args:
+        is_so: Returns whether the condition is true.
+        look: Returns the current state.
+        clock: Returns the time in seconds.
+
+    Returns:
+        None if the condition is true, or the last state if there was no new state for a minute.
     """
     states: set[str] = set()
     limit_s = 0.0

@@ -1,6 +1,6 @@
 """The network between the real device of the demo and its fleet: a relay that can be interrupted.
 
-MQTT and HTTPS connections are really closed and refused.
+During an interruption, the relay closes all connections and refuses new ones.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _CHUNK_BYTES: Final = 1 << 16
 
 
 class Network:
-    """Forwards TCP ports from one local address to another in a `with` block, except after `cut`."""
+    """Forwards TCP ports from one local address to another. It is used as a context manager."""
 
     def __init__(self, near: str, far: str, ports: Sequence[int]) -> None:
         """Prepare the network. Forwarding starts with the `with` block.

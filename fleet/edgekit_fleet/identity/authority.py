@@ -148,7 +148,7 @@ class Authority:
         return self.pair(name)
 
     def read_own(self) -> dict[str, x509.Certificate]:
-        """Return the certificates of this machine's servers and managers, by file name without suffix.
+        """Return a dict from file name without suffix to certificate, for the servers and managers here.
 
         Raises:
             ConfigError: A certificate cannot be read.
@@ -284,7 +284,7 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
 
 
 def read_csr_key(csr: str) -> Ed25519PublicKey:
-    """Return the public key in a certificate signing request (PEM), which this key must have signed.
+    """Return the public key in a certificate signing request (PEM), and check the request's signature.
 
     Raises:
         SignatureError: The request is malformed or not signed by its own key, or its key is not Ed25519.

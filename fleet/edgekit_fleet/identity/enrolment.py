@@ -84,9 +84,9 @@ def enrol(
 ) -> tuple[DeviceRow, SignedCertificate]:
     """Enrol a device with its code, and return its row and its certificate.
 
-    A device may have lost the first answer and send the request again. If it is already enrolled with this
-    key, `renew` signs a new certificate, and the tags and class are kept. With an unused code, the device may
-    add a decryption key if it has none.
+    If the device is already enrolled with the same key, it gets a new certificate and keeps its tags and
+    class. It may use the same code again, because it may not have received the first answer. If the code is
+    new and the device has no decryption key, the key in the request is added.
 
     Raises:
         SignatureError: The code is unknown, expired or used, or a key or the certificate request is invalid.

@@ -182,9 +182,9 @@ class BrokerLink:
 
 
 def make_context(authority: Authority, number: int = 0) -> ssl.SSLContext:
-    """Return a TLS context with the certificate of manager `number`, which trusts only the authority.
+    """Return a TLS context with a manager's certificate. The context trusts only the authority.
 
-    A missing certificate is created.
+    `number` is 0 for the first manager. A missing certificate is created.
     """
     context = ssl.create_default_context(cafile=authority.certificate_path)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

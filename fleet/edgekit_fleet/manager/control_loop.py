@@ -11,10 +11,11 @@ In this example of one turn, device `d1` has just installed the release of a rol
     one transaction  `inbox.write` stores the report, `decide` counts it as an answer and starts the next
                      devices, and `publisher.make_due` signs their documents
     commit           if the manager is killed before this, it gets the report from the broker again
-    publish          sends the documents, and a lost one again after the device's next hello
+    publish          sends the documents (a lost document is sent again after the device's next hello)
 
-Other tasks have their own intervals: heartbeat and shards every few seconds, administration and flooding
-devices every 2 s, the repository every 10 minutes (`RepositoryUpkeep`), and old figures every hour.
+Other tasks have their own intervals. The loop sends a heartbeat and balances the shards every few seconds. It
+handles revocations and flooding devices every 2 s. It signs the repository every 10 minutes
+(`RepositoryUpkeep`), and deletes old figures every hour.
 """
 
 import asyncio
@@ -163,8 +164,8 @@ class ControlLoop:
         Raises:
             UnavailableError: Another manager has taken over, and the store allows only one.
             ConfigError: See `__init__`.
-            TransportError: The manager's own broker cannot be reached at the start. For other brokers, it
-                waits.
+            TransportError: The broker cannot be reached at the start. This error is only raised if the
+                manager runs the broker. Otherwise, it waits for the broker.
         """
         try:
             while not stop.is_set():

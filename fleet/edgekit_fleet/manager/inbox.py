@@ -83,7 +83,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class KnownDevice:
-    """A device in the manager's memory. For the fields, see `DeviceRow`, and for `reported` see `Hello`."""
+    """A device in the manager's memory. The fields are described in `DeviceRow` and `Hello`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -121,7 +121,8 @@ class KnownDevice:
         """Return True if the manager should send a new document, which makes the device report.
 
         This is the case if a connected device has announced a report that was not received within 15 s. It is
-        also the case, at most once a minute, if the device is late. `now` is in seconds since 1970.
+        also the case, at most once a minute, if a message was dropped or came in the wrong order (`is_late`).
+        `now` is in seconds since 1970.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= REPORT_S
@@ -142,10 +143,11 @@ class KnownDevice:
         return False
 
     def find_copy(self, hello: Hello) -> str:
-        """Record a hello, and return the address of another machine that uses the same identity, or "".
+        """Record a hello, and return the address of another machine that uses the same identity.
 
-        A restarted agent has a new `instance`, and its old instance sends no more hellos. If two instances
-        send hellos with rising numbers in turn, both are running. Late and repeated hellos are ignored.
+        Return an empty text if there is no such machine. A restarted agent has a new `instance`, and its old
+        instance sends no more hellos. So if two instances send hellos in turn, with rising numbers, both are
+        running. Late and repeated hellos are ignored.
         """
         before, _ = self.instances.get(hello.instance, (-1, ""))
         if hello.sequence < self.hello_sequence or hello.sequence <= before:
@@ -272,8 +274,8 @@ class Inbox:
     def put(self, topic: str, payload: bytes) -> None:
         """Store a message for `take`, or for `take_over` if it is for another manager.
 
-        Messages of a device that exceeds its rate limit are dropped. The device then counts as late, so the
-        manager requests its newest report. If the queue is full, messages of all devices are dropped.
+        Messages of a device that exceeds its rate limit are dropped. The manager later requests the newest
+        report of this device. If the queue is full, messages of all devices are dropped.
         """
         device = self._index.devices.get(_device_of(topic))
         if device is not None and device.is_too_fast(time.monotonic()):
@@ -301,13 +303,18 @@ class Inbox:
             self._foreign_bytes -= len(foreign.popleft()[2])
 
     def take_over(self) -> None:
-        """Pass messages for other managers to `put` again, since their manager may have ended."""
+        """Call `put` again for the messages that were stored for other managers.
+
+        Call this when this manager has taken over devices of another manager.
+        """
         foreign, self._foreign, self._foreign_bytes = self._foreign, deque(), 0
         for _, topic, payload in foreign:
             self.put(topic, payload)
 
     def list_unknown(self, limit: int) -> set[str]:
-        """Return the devices with pending messages that are unknown or revoked. They may have just enrolled.
+        """Return the unknown or revoked devices that have sent pending messages.
+
+        These devices may have enrolled since the index was loaded.
 
         `limit` is the maximum number of messages to look at, as for `take`.
         """

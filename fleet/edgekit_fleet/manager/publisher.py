@@ -1,4 +1,4 @@
-"""Makes the desired documents of devices from their models and settings: numbers, signs and stores them.
+"""Makes the desired documents of devices from their models and settings, and signs and stores them.
 
 A document is only written if its content has changed, the old document is about to expire, or the manager's
 key was rotated.
@@ -92,8 +92,8 @@ class Publisher:
     def make_due(self, session: Session, now: float) -> list[Outgoing]:
         """Make, store and return new documents for devices whose desired state has changed.
 
-        Publish the documents after the commit. One call makes a limited number, and the next call continues.
-        `now` is in seconds since 1970.
+        Publish the documents after the commit. The number of documents per call is limited, and the next call
+        continues. `now` is in seconds since 1970.
         """
         due = session.execute(self._select_due()).all()
         if not due:
@@ -166,7 +166,7 @@ class Publisher:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the stored documents of the given devices whose own document is older.
+        """Return the stored documents of those devices that have an older document.
 
         If a device has a newer document than the store, the store was restored from a backup. In this case,
         the next document gets a higher number, and an alarm is written to the audit log.
@@ -204,8 +204,9 @@ class Publisher:
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their lifetime, so that `make_due` writes new ones.
 
-        Documents with an older key of the manager are marked too, and documents with too long a lifetime,
-        which were written while the clock was ahead. `now` is in seconds since 1970.
+        Documents that were signed with an older key of the manager are marked too. Documents with too long a
+        lifetime are also marked, because they were written while the clock was ahead. `now` is in seconds
+        since 1970.
         """
         ends = DesiredRow.expires_at
         expiring = (

@@ -1,4 +1,4 @@
-"""Periodic tasks of the manager: repository and samples every ten minutes, and old figures every hour."""
+"""Periodic tasks of the manager: signs the repository, and deletes old samples and figures."""
 
 import asyncio
 import itertools
