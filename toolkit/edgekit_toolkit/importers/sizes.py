@@ -26,9 +26,12 @@ from edgekit_toolkit.samples.split import Ranges, read_ranges
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a free dimension, and whether it was given by the user, seen in samples or assumed.
+    """The size of a free dimension.
 
-    Only a batch is assumed, to be 1.
+    Attributes:
+        value: The size.
+        origin: Whether the size is `given` by the user, read from `samples`, or `assumed`. Only the size of a
+            batch is assumed, which is then 1.
     """
 
     value: int
@@ -114,7 +117,7 @@ def settle_sizes(
     sample: Feeds | None,
     ranges: Ranges,
 ) -> dict[str, Size]:
-    """Return a dict from free dimension to size. An ONNX model is run with these sizes as a check.
+    """Return a dict from the name of a free dimension to its size. An ONNX model is run as a check.
 
     Args:
         model: The model.

@@ -20,8 +20,8 @@ def load_model(
 ) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
-    `fixed` are values of inputs, see `fix_inputs`. `states` is a dict from output to the input of the next
-    run, see `name_states`.
+    `fixed` is a dict from input name to value, see `fix_inputs`. `states` is a dict from output name to the
+    name of an input of the next run, see `name_states`.
 
     Raises:
         ModelError: The file has another format or cannot be used. See `load_onnx`, `load_tflite` and

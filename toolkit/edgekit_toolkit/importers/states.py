@@ -1,4 +1,4 @@
-"""States of a model: outputs that are inputs of the next run. The user names them.
+"""States of a model: outputs that are inputs of the next run, as stated by the user.
 
 In recurrent operators of ONNX, the batch is the second axis of a state, as in [layers, batch, hidden]. This
 module moves it to the front, so that states of several sequences are batched like other inputs.

@@ -36,5 +36,5 @@ def shorten_batch_s(batch_s: float) -> float:
 
 
 def shorten_s(duration_s: float) -> float:
-    """Return how many seconds to measure models here. It is less if `$EDGEKIT_BRIEF` has `times`."""
+    """Return the duration of a measurement in seconds. It is shorter if `$EDGEKIT_BRIEF` has `times`."""
     return min(duration_s, _HOST_S) if is_brief("times") else duration_s

@@ -1,7 +1,7 @@
 """Targets whose latency is predicted from the times of the calibration networks on a device.
 
-The times were measured by `edgekit profile`, or are from evidence of another host. They can be used on any
-host that can run the networks and the model in turns.
+The times were measured by `edgekit profile`, or come from the evidence of a test run on a real device. They
+can be used on any host that can run the networks and the model itself.
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
-    """Return the evidence that predicts latency on a target and its times, or None without evidence.
+    """Return the evidence for predicting the latency on a target, and the network times in it, or None.
 
     Evidence is not used if the target has its own times, is measured on this machine, or is a GPU. It is also
     not used if the target has several power modes, because evidence does not state the mode.

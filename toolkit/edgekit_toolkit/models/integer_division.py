@@ -17,9 +17,9 @@ _TFLITE_OPERATORS: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
 
 
 def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
-    """Return whether any integer division has a computed divisor, or a constant one that contains 0 or -1.
+    """Return whether the divisor of any integer division may be 0 or -1.
 
-    A tensor of unknown type is treated as an integer tensor.
+    This is True for any computed divisor. A tensor of unknown type is treated as an integer tensor.
     """
     if any(node.op_type in _ONNX_OPERATORS for function in model.functions for node in function.node):
         return True
@@ -61,9 +61,9 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
 
 
 def tflite_divides_by_inputs(model: Any) -> bool:
-    """Return whether any integer division has a computed divisor, or a constant one that contains 0 or -1.
+    """Return whether the divisor of any integer division may be 0 or -1.
 
-    `model` is a model parsed by `tflite.flatbuffer`.
+    This is True for any computed divisor. `model` is a model parsed by `tflite.flatbuffer`.
     """
     from edgekit_toolkit.tflite import flatbuffer  # needs LiteRT, which a host may lack
 

@@ -107,7 +107,7 @@ class Model(Protocol):
         """Return whether any operator computes with 8-bit codes, including codes computed at run time."""
 
     def divides_by_inputs(self) -> bool:
-        """Return whether any integer division has a computed divisor, or a constant one with 0 or -1."""
+        """Return whether the divisor of any integer division may be 0 or -1."""
 
     def random_nodes(self) -> tuple[str, ...]:
         """Return the operator and the output name of each node that produces random values."""

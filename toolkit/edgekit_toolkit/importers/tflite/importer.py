@@ -34,10 +34,10 @@ def load_tflite(path: Path, *, time_limit_s: float = _TIME_LIMIT_S) -> SourceMod
     `time_limit_s` is the time limit of the child process that runs the model.
 
     Raises:
-        ModelError: The file is not a `.tflite` model (the message says what it is), is truncated, too large,
-            damaged or not supported, or LiteRT refuses it or crashes. Not supported are custom operators,
-            weights in other files, a quantization that does not fit its tensor, NaN weights, and models
-            without inputs or outputs.
+        ModelError: The file is not a `.tflite` model (the message says what it is), is truncated, too large
+            or damaged, or LiteRT refuses it or crashes. Also raised for custom operators, weights in other
+            files, a quantization that does not fit its tensor, NaN weights, and models without inputs or
+            outputs.
         EngineMissingError: LiteRT is not installed.
     """
     with errors_with_path(path):

@@ -1,7 +1,7 @@
 """Runs a `.tflite` model once in a child process, so that a crash of the engine ends only the child.
 
-The run also shows the shapes of the outputs. If an operator computes a shape, the shape is not known before a
-run, and converters often state 1.
+The run also determines the shapes of the outputs. If a shape depends on values, it is not known before a run,
+and converters often write 1 for its sizes.
 """
 
 import json
@@ -31,7 +31,7 @@ class MadeOutput(TypedDict):
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
-    """Run the model with LiteRT in a child process, and return the outputs with other shapes than stated.
+    """Run a model with LiteRT in a child process. Return the outputs whose shapes differ from the file.
 
     `max_memory_bytes` limits the address space of the process. It is killed after `time_limit_s`.
 
@@ -61,9 +61,10 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
 
 
 def mend_output_shapes(model: Model, outputs: Sequence[MadeOutput]) -> bool:
-    """Correct the shapes of outputs in place. Return whether any shape was different.
+    """Correct the shapes of outputs in place. Return whether any shape was changed.
 
-    A size that differs between the runs depends on the data, and becomes free. A free size stays free.
+    If the size of an axis differs between the two runs of a `MadeOutput`, the axis becomes free. Axes that
+    are free in the file stay free.
     """
     changed = False
     for output in outputs:
