@@ -70,8 +70,8 @@ class ChannelGroup:
         depthwise: The layers that filter each channel separately.
         consumers: The layers that mix the channels.
         tensors: A dict from the name of each activation with these channels to the axis of the channels.
-        constants: A dict for constant inputs with these channels, from node index, input index and axis to
-            the channels.
+        constants: A dict from (node index, input index, axis) to the axis of the channels, for constant
+            inputs with these channels.
         reshapes: A dict from the index of a Reshape node to the axis of the channels in its output.
     """
 

@@ -27,7 +27,7 @@ Values = Mapping[str, NDArray[Any]]
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the outer tensors that a body reads."""
+    """Return the names of the tensors that a body reads from the graphs around it."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     outer: set[str] = set()
     for node in graph.node:

@@ -1,8 +1,8 @@
 """The graph that onnxruntime runs after its optimisations, with the size of every tensor.
 
-The memory of a model depends on onnxruntime's fusions, constant folding and tensor layouts. So onnxruntime
-optimises the model, but does not run it. In the blocked layout, channels are padded to a multiple of this
-machine's vector width, which may differ from that of other CPUs.
+The memory of a model depends on onnxruntime's fusions, constant folding and tensor layouts. This module
+therefore lets onnxruntime optimise the model, without running it. In the blocked layout, channels are padded
+to a multiple of this machine's vector width, which may differ from that of other CPUs.
 """
 
 import math

@@ -29,7 +29,7 @@ def notes_of(model: onnx.ModelProto) -> list[onnx.StringStringEntryProto]:
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return onnxruntime's names of the disabled optimisations of this model, or `WHOLE_OPTIMISER`."""
+    """Return the names of the disabled onnxruntime optimisations, or `WHOLE_OPTIMISER` for all of them."""
     noted = [entry.value for entry in model.metadata_props if entry.key == DISABLED_OPTIMIZERS_KEY]
     return tuple(name for value in noted for name in value.split(",") if name)
 

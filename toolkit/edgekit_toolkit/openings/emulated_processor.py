@@ -51,7 +51,7 @@ def find_emulated_python() -> Path:
 
 
 class EmulatedProcessor:
-    """Runs models in a child process on an emulated Arm processor. The first model starts the process."""
+    """Runs models in a child process on an emulated Arm processor. The first `run` starts the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class EmulatedProcessor:
         return answer
 
     def close(self) -> None:
-        """Stop the child process. The next model starts a new one."""
+        """Stop the child process. The next `run` starts a new process."""
         self._content = b""
         if self._child is not None:
             self._child.close()

@@ -55,11 +55,11 @@ class Openings:
         model without a crash. The caller gets that error when it opens the model itself.
 
         Args:
-            engine: The name of an engine of this host, or `SHAPES`.
+            engine: The name of an engine of this host, or `SHAPES` for the shape inference of onnx.
             content: The content of the model's file.
             options: The backend options, as in a manifest.
-            samples: Inputs on which the child process runs the model. With samples, the cache is used only
-                for models that crashed.
+            samples: Inputs on which the child process runs the model. If there are samples, only crashes are
+                read from the cache.
 
         Raises:
             BackendError: The engine crashed, or did not open the model in time.
@@ -74,7 +74,7 @@ class Openings:
             raise BackendError(problem)
 
     def close(self) -> None:
-        """Stop the child process. The next model starts a new one."""
+        """Stop the child process. The next `check` starts a new process."""
         if self._child is not None:
             self._child.close()
             self._child = None
