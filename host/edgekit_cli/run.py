@@ -55,7 +55,7 @@ def command(
 ) -> None:
     """Verify PACKAGE, run it on samples, and show the shape, range and best classes of its outputs.
 
-    A model with a fixed batch size runs that many samples at once. Other models run one sample at a time.
+    If the model has a fixed batch size, it runs batches of this size. Otherwise it runs one sample at a time.
     """
     import contextlib
 

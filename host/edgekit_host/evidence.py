@@ -264,9 +264,9 @@ def _read_all(target: str) -> list[Evidence]:
 
 
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
-    """Return evidence from real devices with its times of the calibration networks, newest first.
+    """Return all evidence for a target that contains calibration times, with these times, newest first.
 
-    Emulated devices are excluded, because their times do not apply to the real device.
+    Evidence from emulated devices is excluded, because its times do not apply to the real device.
     """
     newest_first = reversed(_read_all(target))
     return [(run, run.network_times) for run in newest_first if run.kind == "real" and run.network_times]

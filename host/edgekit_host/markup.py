@@ -17,7 +17,7 @@ _KILO = 1000.0
 
 
 class Markup(str):
-    """Text that is already HTML and is not escaped again. Only `el` and `join` make it from other text."""
+    """Text that is already HTML and is not escaped again. Use `el` or `join` to create it from other text."""
 
     __slots__ = ()
 
@@ -163,7 +163,7 @@ def show_ms(seconds: float) -> str:
 
 
 def show_bytes(size_bytes: float) -> str:
-    """Format a size such as `602 kB`, in bytes, kB or MB of powers of 1000."""
+    """Format a size in bytes, kB (1000 bytes) or MB, such as `602 kB`."""
     if size_bytes < _KILO:
         return f"{size_bytes:.0f} bytes"
     for unit in ("kB", "MB"):
@@ -174,7 +174,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number such as `0.012` or `1,234`, with three significant digits or all integer digits."""
+    """Format a number with three significant digits, as in `0.123`, or all integer digits, as in `1,234`."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

@@ -60,8 +60,8 @@ def print_line(
 def print_section(console: Console, title: str, rows: Iterable[tuple[object, ...]]) -> None:
     """Print a title above rows of untrusted texts in columns. Without rows nothing is printed.
 
-    A row that is too long for the columns is printed as a line without columns. If the line is also too long,
-    each text gets its own line, so that a digest is not broken if possible.
+    A row that is too long for the columns is printed as a line without columns. If this line is also too
+    long, each text of the row is printed on a separate line, to avoid line breaks within a digest.
     """
     texts = [tuple(plain(value, console) for value in row) for row in rows]
     if not texts:

@@ -156,8 +156,8 @@ def read_samples(
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
     """Return samples with a batch size of 1 in a reproducible random order, and notes for the user.
 
-    Without `path`, the golden inputs of a package are the only sample, and a few samples are generated for an
-    ONNX file.
+    If `path` is None, the only sample consists of the golden inputs of the package. Without golden inputs, a
+    few samples are generated.
 
     Args:
         model: The path of the model or package.

@@ -1,10 +1,10 @@
 """A CPU quota, which makes processes on this machine as slow as on a small device.
 
-A cgroup of version 1 or 2 binds the processes to one processor. While the cgroup is not empty, a process with
-a higher priority occupies that processor for a part of each half millisecond (`steal_time`). This slows even
-short work evenly. The bandwidth control of the kernel cannot do this, because it counts in clock ticks of 4
-ms and begins with a full quota: 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause took 5 to 40
-ms. Caches and memory are not slowed, so results are labelled `emulated`.
+A cgroup (version 1 or 2) binds the processes to one processor. While the cgroup is not empty, a process with
+a higher priority (`steal_time`) occupies that processor for a part of each half millisecond. This also slows
+short work evenly. The kernel's own bandwidth control does not, because it counts in clock ticks of 4 ms and
+begins with a full quota. With it, 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause took 5 to
+40 ms. Caches and memory are not slowed, so results are labelled `emulated`.
 
 Source: "CFS Bandwidth Control", "CPUSETS" and "Control Group v2", documentation of the Linux kernel.
 """

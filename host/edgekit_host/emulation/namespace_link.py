@@ -104,8 +104,8 @@ class NamespaceLink:
     def apply(self, order: Mapping[str, Any]) -> None:
         """Change the bandwidths and the delay of the link, or block it. Connections stay open.
 
-        `order` contains `is_blocked`, and if it is False also `rtt_s` and the bandwidths `up_bits_per_s` and
-        `down_bits_per_s` of the TCP payload.
+        `order` contains `is_blocked`. Unless the link is blocked, `order` also contains the round-trip time
+        `rtt_s` and the TCP payload bandwidths `up_bits_per_s` and `down_bits_per_s`.
         """
         for direction, namespace, rate in (
             (self._up, self._device, "up_bits_per_s"),
@@ -124,7 +124,7 @@ class NamespaceLink:
             )
 
     def relay(self, channel: socket.socket) -> None:
-        """Forward packets, and `apply` each line of JSON from `channel`, until `channel` is closed."""
+        """Forward packets until `channel` is closed. Each line of JSON in `channel` is passed to `apply`."""
         orders = channel.makefile("rw", encoding="ascii")
         while True:
             due = [at for at in (self._up.deliver(), self._down.deliver()) if at is not None]

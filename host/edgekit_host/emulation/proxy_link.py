@@ -44,10 +44,10 @@ class SharedWire:
         return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
 
     async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
-        """Wait until the link has sent some bytes, and return when they arrive, by the monotonic clock.
+        """Wait until the link has sent the bytes, and return their time of arrival by the monotonic clock.
 
-        `was_waiting` says that the bytes were available earlier. In this case, a short delay of this process
-        does not reduce the bandwidth.
+        `was_waiting` says whether the bytes were available before the call. In this case, they directly
+        follow the previous bytes, even if the call is slightly late.
         """
         now = time.monotonic()
         is_late = was_waiting and now - self._free_at < _MOST_LATE_S
@@ -84,7 +84,8 @@ class ProxyLink:
     def apply(self, order: Mapping[str, Any]) -> None:
         """Change the bandwidths and the delay of the link, or block it. Connections stay open.
 
-        `order` contains `is_blocked`, and if it is False also `up_bits_per_s`, `down_bits_per_s` and `rtt_s`.
+        `order` contains `is_blocked`. Unless the link is blocked, `order` also contains the round-trip time
+        `rtt_s` and the payload bandwidths `up_bits_per_s` and `down_bits_per_s`.
         """
         for wire, rate in ((self._up, "up_bits_per_s"), (self._down, "down_bits_per_s")):
             if order["is_blocked"]:

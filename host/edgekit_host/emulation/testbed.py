@@ -36,8 +36,8 @@ def can_make_namespaces() -> bool:
 class Testbed(contextlib.AbstractContextManager["Testbed"]):
     """An emulated device and server, whose processes are killed at the end of a `with` block.
 
-    The thread that creates the testbed must outlive it, because the kernel kills the processes with the
-    thread.
+    The thread that creates the testbed must outlive it, because the kernel kills the processes when this
+    thread ends.
 
     Attributes:
         server_host: The address under which the device reaches the server.

@@ -16,10 +16,10 @@ class Quantity:
     Attributes:
         title: The title, such as `Size`.
         values: The values of the points.
-        reaches: The confidence interval of each value, which may be None, or an empty tuple if there are
-            none.
+        reaches: The confidence interval of each value as (low, high), or None where it is unknown. The tuple
+            is empty if all are unknown.
         limit: The limit in the budget, or None.
-        limit_text: The limit as text, as on the rest of the page.
+        limit_text: The limit as text, in the same format as on the rest of the page.
         baseline: The value of the source model, or None.
     """
 

@@ -49,7 +49,7 @@ class Room:
         self.occupied.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
-        """Find and occupy a free position for the label of the point (px, py), or return None."""
+        """Find and occupy a position for the label of the point (px, py). Return None if none is free."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):

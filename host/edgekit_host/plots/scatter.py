@@ -18,8 +18,9 @@ class Mark:
 
     Attributes:
         anchor: The id of its table row.
-        chosen: Whether the candidate was chosen. It is drawn larger and with a ring.
-        meets: Whether the candidate meets all limits. It is drawn filled, and otherwise hollow and square.
+        chosen: Whether the candidate was chosen. A chosen candidate is drawn with a ring.
+        meets: Whether the candidate meets all limits. If so, it is drawn as a filled circle, and otherwise as
+            a hollow square.
     """
 
     label: str
@@ -32,8 +33,8 @@ class Mark:
 def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: str) -> Markup:
     """Return an SVG plot of cost (x, lower is better) against score (y, higher is better).
 
-    `marks` has at least one mark, and as many as `cost.values` and `score.values`. `key` is a unique prefix
-    for the ids in the SVG.
+    There is at least one mark. `cost` and `score` have one value for each mark. `key` is a unique prefix for
+    the ids in the SVG.
     """
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [

@@ -1,8 +1,8 @@
 """Encodes packages for transfer to devices, as deltas from other packages or as independent files.
 
-Both are sequences of runs over the tensors of the model. The differences between a tensor and its prediction
-are coded with `rans_encoder` or LZMA, whichever is estimated to be smaller. For small packages, the encoder
-tries three variants of this estimate and takes the smallest result.
+Both describe a package as a sequence of byte ranges, most of which are tensors of the model. The differences
+between a tensor and its prediction are coded with `rans_encoder` or LZMA, whichever is estimated to be
+smaller. For small packages, the encoder tries three variants of this estimate and takes the smallest result.
 
 Source: docs/reference/fleet-deltas.md.
 """
