@@ -349,7 +349,7 @@ class Hello:
         device: identifier of the device.
         sequence: number from the same counter as in `Reported`. The first message and the last will of a
             connection have the same number. Messages with lower numbers are outdated.
-        online: False in the last will. The values of the other fields are then meaningless.
+        online: False in the last will. The fields after this one then have no meaning.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
         reported: sequence of the last report since the device was started, or 0.
         will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the

@@ -205,9 +205,9 @@ class DeviceLogs:
 
 
 def pack_lines(lines: Sequence[str], count: int) -> str:
-    """Compress the last 2 · `count` lines with zlib, and encode them in base64.
+    """Compress the last lines of the service and the agent with zlib, and encode them in base64.
 
-    The oldest lines are dropped if the result would exceed 20,000 bytes.
+    At most 2 · `count` lines are packed, and fewer if the result would exceed 20,000 bytes.
     """
     recent = list(lines)[-2 * count :]
     while True:

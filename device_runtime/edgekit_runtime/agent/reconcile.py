@@ -71,7 +71,7 @@ class NextSteps:
 
 
 def accept_desired(desired: Desired, previous: Desired | None, device: str) -> bool:
-    """Return whether a verified document replaces the previous one. Equal documents do not.
+    """Return whether a verified document replaces the previous one, False if both are equal.
 
     `previous` is the last accepted document, or None.
 

@@ -93,7 +93,7 @@ class TrustedTime:
         return self._clock() < self.least_s - TOLERATED_S
 
     def outgrows(self, stored_s: float) -> bool:
-        """Return whether the clock is behind, and the bound is an hour later than `stored_s`.
+        """Return whether the clock is behind, and the bound is over an hour later than `stored_s`.
 
         `stored_s` is the time in the journal.
         """

@@ -75,8 +75,8 @@ class Tuning:
     Attributes:
         trials: results of all settings. The package's own setting comes first.
         best: the setting to use. It is the package's own setting if no other is significantly better.
-        interval: 95 % confidence interval of the ratio of two times, that of `best` and that of the package's
-            own setting. It is (1, 1) if both are the same setting.
+        interval: 95 % confidence interval of the ratio between the times of `best` and of the package's own
+            setting. It is (1, 1) if both are the same setting.
         is_complete: whether there was time for all settings.
     """
 

@@ -110,7 +110,7 @@ class Layout:
         ]
 
     def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return a dict from output name to array for the response that is now in the memory.
+        """Return a dict from output name to array for the response in the memory of the constructor.
 
         Args:
             targets: a dict from output name to the array in shared memory to return, or None.

@@ -15,7 +15,7 @@ from edgekit_runtime.system.paths import (
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> None:
-    """Add `--state`, `--keys` and `--json`. Add `--socket` if the command `switches` a running service."""
+    """Add `--state`, `--keys` and `--json`. If `switches` is True, also add `--socket`."""
     parser.add_argument(
         "--state", type=Path, metavar="FOLDER", help="where models are installed (default: $EDGEKIT_STATE)"
     )
@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
 
 
 def find_keys(arguments: argparse.Namespace) -> Path:
-    """Return the folder in `--keys`, by default the user's own folder of keys."""
+    """Return the folder given with `--keys`, by default the user's own folder of keys."""
     return find_keys_folder() if arguments.keys is None else Path(arguments.keys)
 
 
 def open_slots(arguments: argparse.Namespace) -> Slots:
-    """Return the slots in the folder `--state`, by default the device's slots."""
+    """Return the slots in the folder given with `--state`, or in the default folder."""
     from edgekit_runtime.trust.trust_store import TrustStore  # with libraries that the agent does without
 
     folder = find_state_folder() if arguments.state is None else arguments.state

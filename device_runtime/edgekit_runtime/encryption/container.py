@@ -155,7 +155,7 @@ def read_header(path: Path) -> Header:
     """Return the header of the encrypted file at `path`.
 
     Raises:
-        EncryptionError: the file cannot be read, is not encrypted, or does not have the size in its header.
+        EncryptionError: the file cannot be read, is not encrypted, or is not as long as its header states.
         UnavailableError: the machine lacks file descriptors or memory now.
     """
     with open_file(path) as file:

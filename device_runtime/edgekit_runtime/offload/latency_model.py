@@ -85,8 +85,8 @@ def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
 def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
     """Return the time per request of the slowest stage (device, link or server), in seconds.
 
-    This time determines the throughput. Requests overlap, so round trips do not count. As with radio, the
-    link cannot send and receive at the same time.
+    This time determines the throughput. Requests overlap, so round trips do not count. The link is half
+    duplex, like a radio link.
     """
     costs, link = _sent_costs(plan, conditions), conditions.link
     device_s = costs.device_s * conditions.device_slowdown

@@ -66,7 +66,7 @@ class LinkEstimate:
         is_bound: whether `up_bits_per_s` is only a lower bound.
         is_claimed: whether a probe has raised `up_bits_per_s`, and no request has confirmed it since.
         rtt_s: round trip time of the network, or None before the first sample.
-        overhead_s: time that both machines compute for a small exchange.
+        overhead_s: processing time of both machines for a small exchange.
     """
 
     def __init__(self) -> None:

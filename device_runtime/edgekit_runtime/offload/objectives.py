@@ -15,7 +15,7 @@ from edgekit_runtime.records import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the four times of a request in a sum of costs.
+    """Weights of the parts of a request's time, in a sum of costs.
 
     Attributes:
         wait: weight of the time that a request waits, during round trips and in the queue of the server.

@@ -143,7 +143,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return texts that most packages contain, as raw LZMA data. They precede streams with `WORDS_MODEL`."""
+    """Return texts that most packages contain, as raw LZMA data. A `WORDS_MODEL` stream is read after it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -170,7 +170,7 @@ class _Run:
 
 
 def find_delta(desired_model: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
-    """Return the smallest usable delta that is smaller than the package, or None.
+    """Return the smallest delta that this device can apply, or None if no delta is smaller than the package.
 
     The result may be a coded file, which needs no installed package.
 

@@ -41,7 +41,7 @@ class ServerProber:
     """Probes a server in the background until `stop` is called.
 
     Attributes:
-        late: The most recent request with a late reply. There are no probes until it ends.
+        late: The most recent request with a late reply. No probe is sent until this request ends.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ServerProber:
         proof.wait(timeout_s)
 
     def stop(self) -> None:
-        """Start to stop the thread. The caller must then close the server."""
+        """Tell the thread to stop. The caller must then close the server."""
         self._is_open = False
         self._state.wake.set()
 

@@ -59,7 +59,7 @@ class Probe:
     def read(self, now_s: float) -> float | None:
         """Return the number, or None if the sensor failed or the number is impossible.
 
-        A failure sets `fault`. Only the first one is logged.
+        A failure sets `fault`. Only the first failure is logged.
         """
         low, high = _BOUNDS[self.quantity]
         try:

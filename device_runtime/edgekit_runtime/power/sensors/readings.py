@@ -30,7 +30,7 @@ class Readings:
         power_w: The current power of the device in watts. For counters, the mean since the previous readings.
         interval_j: The energy since the previous readings, in joules.
         interval_s: The time since the previous readings, in seconds. 0 for the first.
-        temperature_c: The highest temperature of the thermal zones that `thermal` selects.
+        temperature_c: The highest temperature of all thermal zones with a probe.
         throttle_bits: The throttling bits of a Raspberry Pi, see `raspberry`.
         clock_share: The lowest clock limit of all CPU clusters, as a fraction of the highest clock.
         values: A dict from probe names to their numbers.

@@ -18,7 +18,7 @@ _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "
 def find_sensors(sysfs: Sysfs) -> Family:
     """Return a temperature probe for each thermal zone.
 
-    Zones without models, such as a battery, are included only if there are no others.
+    Zones where no model runs, such as the battery, are included only if there are no others.
     """
     zones = {
         zone: read_label(zone / "type", zone.name)
