@@ -3,7 +3,7 @@
 Devices use these values to decide whether to send the next request. The headers cost a few microseconds per
 response, so they are optional.
 
-Source: W3C Server Timing, section 2; Open Request Cost Aggregation (ORCA), per-request reports.
+Source: W3C Server Timing, section 2, and the per-request reports of Open Request Cost Aggregation (ORCA).
 """
 
 import time
@@ -63,7 +63,7 @@ class TimedMetrics(LaneMetrics):
 
 
 class UtilizationMeter:
-    """Measures the utilization of a model's sessions, or of the processors, by other clients."""
+    """Measures how much other clients use the sessions of a model or the processors of the machine."""
 
     __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 
@@ -81,14 +81,13 @@ class UtilizationMeter:
         self._own: dict[int, float] = {}  # asker -> its share of the calls in the window before
 
     def note(self, asker: int, compute_s: float) -> None:
-        """Count a call of the client `asker` that ran in a batch of `compute_s` seconds."""
+        """Count a call of the client `asker`. `compute_s` is the duration of its batch in seconds."""
         self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
-        """Return the utilization by clients other than `asker`, from 0 to 1.
+        """Return the mean utilization by clients other than `asker`, from 0 to 1.
 
-        The time that `asker` uses is excluded, so the only client of a service gets 0. The result is the
-        mean over the latest complete period of at least 0.25 s.
+        The only client of a service gets 0. The mean covers the latest complete period of at least 0.25 s.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
@@ -111,7 +110,7 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
 
     Args:
         times: `RunTimes.queue_s` and `compute_s`, or None for a call that did not run.
-        load: The utilization by other clients, from 0 to 1. It exceeds 1 if calls are waiting.
+        load: The utilization by other clients. It is at most 1, or more than 1 if calls are waiting.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:

@@ -1,9 +1,9 @@
 """Memory that clients share with the service. Clients register a region once and then name it in requests.
 
-A memfd is mapped into memory. It must be sealed against shrinking, because reading beyond the end of a mapped
-file crashes the process. It must not have huge pages, because reading an unallocated page crashes the process
-when no huge pages are free. POSIX segments cannot be sealed, so they are not mapped. They are read and
-written with system calls, which report an error if the file was shrunk.
+A memfd is mapped into memory. It must be sealed against shrinking, because an access beyond the end of a
+mapped file crashes the process. It must not have huge pages, because an access also crashes the process when
+no huge page is free. POSIX segments cannot be sealed, so they are not mapped. They are read and written with
+system calls, which report an error if the segment was shrunk.
 """
 
 import fcntl

@@ -48,7 +48,7 @@ class FleetStreamOptions:
 
     @property
     def settings_file(self) -> str:
-        """The path of the settings file of the fleet, in the same folder as `file`, or empty for none."""
+        """The path of the fleet's settings file in the folder of `file`, or empty if `file` is empty."""
         from edgekit_runtime.protocol.rest import SETTINGS_FILE  # only where a device may be in a fleet
 
         return str(Path(self.file).with_name(SETTINGS_FILE)) if self.file else ""

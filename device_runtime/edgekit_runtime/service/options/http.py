@@ -17,17 +17,17 @@ class HttpLimits:
     Attributes:
         max_head_bytes: The size limit of a request line with its headers.
         max_body_bytes: The size limit of one request body.
-        max_receiving_bytes: The size limit of the received parts of all request bodies together. The same
-            limit applies separately to all compressed bodies that wait for decompression.
+        max_receiving_bytes: The size limit of the received parts of all request bodies together. The
+            compressed bodies that wait for decompression have a separate limit of the same size.
         max_sending_bytes: The size limit of all responses that clients have not received yet. A connection
-            whose response exceeds it is closed.
+            is closed if its response exceeds this limit.
         max_connections: The maximum number of connections. Further clients get status 503. If the service
             listens on a Unix socket and TCP, each of them accepts at most three quarters of this number.
-        max_tls_connections: The maximum number of TLS connections and handshakes. If it is reached, a new
-            client replaces the oldest client that has not sent the token yet.
+        max_tls_connections: The maximum number of TLS connections and handshakes. Beyond it, a new client
+            replaces the oldest client that has not sent the token yet.
         idle_timeout_s: How long a connection may wait for its next request.
         read_timeout_s: The time limit for a request head. For the first head of a TCP client, the time starts
-            with the connection. The progress of bodies and responses is checked at this interval.
+            with the connection. The transfer rate of bodies and responses is checked at this interval.
         min_bytes_per_s: The minimum transfer rate. Slower clients are disconnected.
         server_timing: Whether responses to inference requests state their duration (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).

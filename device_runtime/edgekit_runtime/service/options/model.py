@@ -33,7 +33,7 @@ class SchedulingLimits:
         levels: The number of priority levels.
         default_level: The priority level of calls that do not state one.
         max_passes: How many batches of other levels may run before a waiting level gets its turn.
-        short_s: Models whose runs take less time than this run on the event loop. 0 disables this.
+        short_s: Models run on the event loop if an inference takes less than this time. 0 disables this.
         max_run_s: The time limit of a run with one call. For a batch, it is multiplied by the number of
             calls. A longer run is stopped, and its calls are refused. 0 means no limit.
 

@@ -93,9 +93,9 @@ class Power:
         power_w: The limit of the mean power over `window_s`, or None.
         temperature_c: The temperature limit of the hottest zone, or None.
         battery_floor: The battery charge that must remain after `battery_hours` of service, 0 to 1, or None.
-        idle_w: A first estimate of the power without requests. The governor learns the actual power.
-        window_s: The time over which the power is averaged. With 0, settings whose expected power exceeds
-            `power_w` are not used.
+        idle_w: The initial estimate of the power without requests. The governor refines it.
+        window_s: The time over which the power is averaged. With 0, settings are not used if their expected
+            power exceeds `power_w`.
 
     Raises:
         ValueError: A value is out of range.

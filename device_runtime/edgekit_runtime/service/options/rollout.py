@@ -22,9 +22,10 @@ class Gates:
             share, 0 to 1.
         max_p50_ratio: The limit of the candidate's latency divided by the current version's latency, as the
             median over runs with equal inputs.
-        max_p99_ratio: The limit of the same ratio for the 99th percentiles of the latencies.
-        max_energy_ratio: The limit of the same ratio for the median energies per request. It has no effect
-            if energy is not measured.
+        max_p99_ratio: The limit of the candidate's 99th percentile of the latency divided by the current
+            version's.
+        max_energy_ratio: The limit of the candidate's median energy per request divided by the current
+            version's. It has no effect if energy is not measured.
         error_burst: The number of consecutive failed calls after which the candidate is rolled back at once.
         min_samples: The number of calls that the candidate must answer before it can be promoted.
         max_duration_s: The maximum duration of the trial. After it, the trial is decided.
@@ -82,8 +83,8 @@ class ShadowOptions:
         quiet_s: How long the candidate waits after the last real answer.
         max_wait_s: How long a copy may wait. After that, it is dropped.
         max_pending: The maximum number of waiting copies.
-        max_copied_bytes: The size limit of copied inputs. Inputs are copied if the client can reuse their
-            memory. Calls with larger inputs are skipped, because copying them could delay the response.
+        max_copied_bytes: The size limit of inputs that must be copied because the client may reuse their
+            memory. Calls with larger inputs are skipped, because copying could delay the response.
         comparison: How answers are compared, or None to choose by the model.
 
     Raises:

@@ -1,9 +1,9 @@
 """A canary: the candidate answers a share of the calls, and clients do not see its failures.
 
 Calls are chosen evenly, not at random. After the answer, both versions run some of the candidate's calls
-again to compare answers and latency. If these runs are too slow, the candidate gets fewer calls, so that
-under high load it does not give more wrong answers before its rollback. Answers from the cache are compared,
-but do not count in the error rate or the latency.
+again to compare answers and latency. If these comparisons are too slow, the candidate gets fewer calls, which
+limits the wrong answers before a rollback. Answers from the cache are compared, but do not count in the error
+rate or the latency.
 
 All calls of a sequence go to the version that answered the first one, because only this version has the
 states. For a comparison, both versions run such a call as if it were the first of its sequence.

@@ -1,10 +1,10 @@
 """Decides whether a candidate is promoted, rolled back or observed further.
 
 `canary_lane` and `shadow_lane` collect the observations, and the rollout controller applies the verdict.
-`judge` may be called any number of times. If a candidate keeps all limits, the gates roll it back with a
-probability of at most `Gates.alpha`. If a candidate misses a limit, it is promoted before the time limit with
-a probability of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and
-docs/explanation/canary.md for measurements.
+`judge` may be called any number of times. A candidate that keeps all limits is rolled back with a probability
+of at most `Gates.alpha`. A candidate that misses a limit is promoted before the time limit with a probability
+of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and docs/explanation/canary.md for
+measurements.
 """
 
 import math
@@ -47,10 +47,10 @@ class PairedLatency:
     Attributes:
         ratio: The candidate's latency divided by the current version's latency.
         current: The latency of the current version in seconds.
-        candidate_slow: The number of pairs in which only the candidate was slow. It is slow if it takes
-            longer than `max_p99_ratio` times the current version's 99th percentile so far.
-        current_slow: The number of pairs in which only the current version was slow. It is slow if it takes
-            longer than its own 99th percentile so far.
+        candidate_slow: The number of pairs in which only the candidate was slow. A run of the candidate is
+            slow if it exceeds the current version's 99th percentile so far times `max_p99_ratio`.
+        current_slow: The number of pairs in which only the current version was slow. A run of this version
+            is slow if it exceeds its own 99th percentile so far.
     """
 
     ratio: LogHistogram = field(default_factory=LogHistogram)
@@ -84,7 +84,7 @@ class Observations:
         not_finite: The number of candidate answers with NaN or infinity, although the inputs or the current
             version's answer contain none.
         failed_in_a_row: The number of consecutive failures of the candidate. A failure is not counted if the
-            current version fails on the same inputs, or if a queue or a deadline caused it.
+            current version also fails on these inputs, or if a queue or a deadline is the cause.
     """
 
     elapsed_s: float = 0.0
@@ -102,7 +102,7 @@ class Continue:
     """The trial continues.
 
     Attributes:
-        undecided: The gates that are neither kept nor missed yet.
+        undecided: The gates for which there is not enough evidence yet.
     """
 
     undecided: tuple[str, ...]

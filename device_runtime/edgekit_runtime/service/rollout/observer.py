@@ -66,7 +66,7 @@ class Observer:
     def count_candidate(self, latency_s: float | None) -> None:
         """Count an answer of the candidate. `latency_s` is None for a failed answer.
 
-        The candidate is judged after every 32 answers, and less often as the number of answers grows.
+        The candidate is judged after 32 answers, and then at growing intervals.
         """
         _count(self.observed.candidate, latency_s)
         if latency_s is not None:
@@ -76,9 +76,10 @@ class Observer:
             self.look()
 
     def blame(self, *, not_finite: bool) -> None:
-        """Count a failure of the candidate that the current version did not have with the same inputs.
+        """Count a failure of the candidate on inputs on which the current version did not fail.
 
-        After NaN or infinity (`not_finite`), or a burst of failures, the candidate is judged at once.
+        If the answer contains NaN or infinity (`not_finite`), or after a burst of failures, the candidate is
+        judged at once.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
