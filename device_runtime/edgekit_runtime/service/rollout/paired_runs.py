@@ -65,7 +65,7 @@ def run_pair(
 ) -> Pair | None:
     """Run both versions in random order. Return None if a run fails or returns NaN or infinity.
 
-    If both runs together take less than 2 ms, they are repeated, and only the repetition counts.
+    If both runs together take less than 2 ms, they are repeated, and the first results are discarded.
 
     Args:
         current: The session of the version in use.

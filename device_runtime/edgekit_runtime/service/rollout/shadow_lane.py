@@ -3,8 +3,8 @@
 Real calls come first. The candidate runs only if few real calls are running and the last answer was some
 time ago. Large inputs are not copied, and copies that wait too long are dropped. Under steady load, nothing
 is compared. Use a `CanaryLane` in this case. To compare answers and latency, both versions run again on the
-copied inputs. The candidate's own lane should run it on a thread, so that it does not delay new calls.
-Answers from the cache are not counted.
+copied inputs. The candidate should run on a thread, so that it does not delay new calls. Answers from the
+cache are not counted.
 """
 
 import time
@@ -37,7 +37,7 @@ class ShadowLane(Lane):
 
     Attributes:
         under_way: The number of real calls that are not answered yet.
-        dropped: The number of copies that were skipped or dropped because real calls came first.
+        dropped: The number of selected calls whose copies were skipped or dropped.
     """
 
     def __init__(

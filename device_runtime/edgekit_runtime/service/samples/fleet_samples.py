@@ -58,7 +58,7 @@ class FleetSamples:
         self._scan_s = 0.0
 
     def look(self) -> None:
-        """Read the orders if their file changed, give samplers to new versions, and delete excess samples."""
+        """Read the orders if their file changed, assign samplers to versions, and delete excess samples."""
         if not self._options.file:
             return
         stamp = read_stamp(self._path)

@@ -293,7 +293,7 @@ def _judge(observation: Observation, line: Line) -> bool | None:
 
 
 def copy_borrowed(arrays: Mapping[str, Array], own: str | None) -> Mapping[str, Array]:
-    """Return the arrays, with copies of those that do not own their memory. The array `own` is not copied."""
+    """Copy the arrays that do not own their memory. The array with the name `own` is not copied."""
     return {
         name: array if name == own or array.flags.owndata else array.copy() for name, array in arrays.items()
     }

@@ -41,13 +41,12 @@ class BatchResult:
 
     Attributes:
         answers: The outputs or the error of each call, in the order of the calls.
-        began_s: The start time, on the clock of the batch.
+        began_s: The start time, on the scheduler's clock.
         merge_s: The seconds spent on merging the inputs, or on preparing the inputs in `Call.work`.
         infer_s: The seconds spent in the engine.
         split_s: The seconds spent on splitting the outputs, or on decoding the outputs in `Call.work`.
-        is_apart: Whether the batch failed and its calls then ran one by one.
-        is_refused: Whether `Call.work` ended before the engine ran, because the inputs are wrong or
-            the run was stopped.
+        is_apart: Whether the batch failed, so that its calls ran again one by one.
+        is_refused: Whether the engine did not run, because the inputs are wrong or the run was stopped.
     """
 
     answers: tuple[Answer, ...]
@@ -69,9 +68,9 @@ class Batch:
         session: The session, which only this batch uses until it ends.
         estimate_s: The expected duration of the run.
         ran: The result of the run. It is set when `run` ends.
-        stop_error: The error with which the calls are answered after a stop, or None.
+        stop_error: The error that answers the calls if the run is stopped, or None.
         stops: How often `stop` was called.
-        is_abandoned: Whether the calls were answered with an error although the run could not be stopped.
+        is_abandoned: Whether the calls were answered with an error while the run continues.
     """
 
     __slots__ = (
@@ -115,9 +114,9 @@ class Batch:
         self.is_abandoned = False
 
     def stop(self, error: EdgekitError) -> None:
-        """Ask the run to stop. Its calls are answered with `error`.
+        """Ask the engine to stop the run. Its calls are answered with `error`.
 
-        Call this on the event loop, and repeat it until the run has ended.
+        Call this repeatedly on the event loop until the run has ended.
         """
         self.stop_error = self.stop_error or error
         self.stops += 1

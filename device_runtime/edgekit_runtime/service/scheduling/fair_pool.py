@@ -109,7 +109,7 @@ class Flow(Protocol):
     def look(self, batch: Batch, seconds: float) -> bool:
         """Stop a batch that runs too long or has no clients.
 
-        Return True if another batch may run in its place.
+        Return True if the pool should add a thread, because the run may not end.
         """
 
 

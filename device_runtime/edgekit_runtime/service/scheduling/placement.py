@@ -1,7 +1,7 @@
 """Decides from measured durations whether a model runs on the event loop or on a thread.
 
-On a thread, the duration includes waits for Python's global lock, so the shortest of several runs decides. On
-the loop, the moving mean decides. The influence of a single slow run on the mean is limited.
+On a thread, durations include waits for Python's global lock, so a model moves to the loop if the shortest of
+several runs is short enough. It moves back to threads if the moving mean of the runs on the loop is too long.
 
 A model may be fast for most inputs and slow for a few, and a slow run on the loop delays every request. After
 a run of 10 ms or more, the model therefore stays on threads for at least 250 runs. The number of runs grows
@@ -77,10 +77,7 @@ class RunPlacement:
             self._leave(0.0)
 
     def note_on_thread(self, seconds: float) -> None:
-        """Count a run on a thread.
-
-        After several runs, the shortest of them decides where the next runs go.
-        """
+        """Count a run on a thread. After several runs, set `short` according to the shortest of them."""
         self.mean_s = move_mean(self.mean_s, seconds)
         if seconds >= self._freeze_s:  # it would have frozen the loop
             due = min(self._patience, math.ceil(seconds / _SAVED_S))

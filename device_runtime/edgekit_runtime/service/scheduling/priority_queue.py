@@ -39,7 +39,7 @@ class PriorityQueue:
 
     Attributes:
         rows: The number of rows of all waiting calls.
-        next_deadline_s: A lower bound of all deadlines, or infinity. `expire` updates it.
+        next_deadline_s: A time before which no deadline passes, or infinity. `expire` updates it.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")
@@ -101,7 +101,7 @@ class PriorityQueue:
     def remove(self, batch: list[Queued]) -> None:
         """Remove a batch that `choose` returned.
 
-        For lower levels with waiting calls, this counts as a skip (see `max_passes`).
+        Lower levels whose oldest call is not in the batch are counted as skipped, see `max_passes`.
         """
         first = min(queued.level for queued in batch)
         batch_ids = set(map(id, batch))

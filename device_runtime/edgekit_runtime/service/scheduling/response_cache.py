@@ -1,8 +1,8 @@
 """A cache of responses, so that a version computes equal inputs only once.
 
 The cache is off by default and only stores successful answers. If a call with equal inputs is already
-running, later calls wait for its answer until their own deadlines. Each version has its own cache lane.
-The lane of a canary comes before the cache lanes. The answers are dropped when the version is unloaded.
+running, later calls wait for its answer until their own deadlines pass. Each version has its own cache lane.
+A canary lane is placed before the cache lanes. When a version is unloaded, its answers are dropped.
 """
 
 import hashlib

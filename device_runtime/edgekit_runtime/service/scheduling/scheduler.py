@@ -1,7 +1,7 @@
-"""Schedules the calls of one model: when, where and in which batch each call runs.
+"""Schedules the calls of one model.
 
-Fast models run on the event loop, at once. Other models run on the thread pool, where waiting calls can share
-a batch. Each call is answered exactly once. The scheduler does not open or close sessions.
+Fast models run immediately on the event loop. Other models run on the thread pool, where waiting calls can
+share a batch. Each call is answered exactly once. The scheduler does not open or close sessions.
 """
 
 import functools
@@ -132,7 +132,7 @@ class Scheduler(Lane):
         return answer
 
     def takes_work(self, inputs: Mapping[str, Array]) -> bool:
-        """Return True if a thread could run the call at once. Its `work` then does not delay other calls."""
+        """Return True if a thread is free, so that the call's `work` does not delay other calls."""
         is_free = bool(self._idle) and self._is_open and not (self._batches or self._waiting.rows)
         return is_free and not self._placements[find_shapes(inputs)].short
 

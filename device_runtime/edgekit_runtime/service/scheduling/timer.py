@@ -23,9 +23,9 @@ class Alarm:
         self._at_s = math.inf
 
     def set(self, action: Callable[[], None], at_s: float, now_s: float, *, is_exact: bool) -> None:
-        """Call `action` at `at_s`. If the alarm is already set to an earlier time, it is not changed.
+        """Call `action` at `at_s`. If the alarm is already set to an earlier time, this has no effect.
 
-        `action` must therefore set the alarm again if it is needed later.
+        `action` must then set the alarm again for the later time.
 
         Args:
             action: The function to call. All calls of `set` must pass the same function.

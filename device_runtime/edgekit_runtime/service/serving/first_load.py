@@ -11,12 +11,12 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Load a package like `load`. If it does not get its own worker, a child process tests it first.
+    """Load a package like `load`. If it will run in this process, a child process tests it first.
 
     Raises:
-        BackendError: See `load`, or the engine crashed the child process.
+        BackendError: As in `load`, or the child process crashed.
         SlowOpeningError: The test in the child process took too long.
-        UnavailableError: See `load`, or there was no memory for the child process.
+        UnavailableError: As in `load`, or there was no memory for the child process.
     """
     if not options.isolated or beside is not None:
         from edgekit_runtime.sessions.opening.package_opening import check_first_opening  # not in a worker

@@ -3,8 +3,8 @@
 - **Integer division** by input values: x86 processors raise SIGFPE when the smallest integer is divided by
   minus one, and onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit
   records whether a model may do this. Packages without this record are searched for the operators.
-- **Positions and sizes** that some releases of an engine do not check (`_UNCHECKED`).
-- **Unlimited sizes**: with 8 bytes of input, `ConstantOfShape` can use all memory.
+- **Positions and sizes** in inputs that some releases of an engine do not check (`_UNCHECKED`).
+- **Unlimited sizes**: an input of 8 bytes can make `ConstantOfShape` use all memory.
 - **Loops** in engines that cannot stop a run, and loops whose number of iterations comes from an input.
   Tensors may grow in each iteration, and onnxruntime cannot stop a loop with an empty body.
 """
@@ -41,8 +41,8 @@ class Hazard(NamedTuple):
     """A way in which client inputs can harm the process that runs a model.
 
     Attributes:
-        reason: The reason as the rest of a sentence about the model, such as `has a loop, in which ...`.
-        max_data_bytes: The memory limit for this process. None if the model uses limited memory.
+        reason: A phrase that follows the name of the model, such as `has a loop, in which ...`.
+        max_data_bytes: The memory limit for the process, or None if the model uses limited memory.
     """
 
     reason: str
@@ -52,7 +52,7 @@ class Hazard(NamedTuple):
 def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
     """Return the hazard that requires a model to run in its own process, or None.
 
-    `sessions` is the number of sessions of each model in that process. The memory limit depends on it.
+    `sessions` is the number of sessions per model in that process, which affects the memory limit.
     """
     members = package.list_members()
     if not members:
@@ -118,7 +118,8 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
     """Return True if inputs could crash the process with an integer division.
 
-    `machine` is a result of `platform.machine`, by default of this machine. Only x86 can return True.
+    `machine` is a name such as `platform.machine` returns, by default of this machine. The result is False
+    for all machines except x86.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

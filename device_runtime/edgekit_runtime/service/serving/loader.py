@@ -271,7 +271,7 @@ def _load_here(package: OpenedPackage, options: ModelOptions, attempt: LoadAttem
 
 
 def trim_after_start() -> None:
-    """Free memory that only the start needed, and exclude all existing objects from garbage collection."""
+    """Free memory that is unused after the start, and exclude existing objects from garbage collection."""
     gc.collect()
     gc.freeze()
     trim_memory()

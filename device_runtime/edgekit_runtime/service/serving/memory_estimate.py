@@ -21,7 +21,7 @@ def needed_bytes(packages: Iterable[Path]) -> int:
 
 
 def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
-    """Return the number of sessions of a package's first backend in one process, see `open_instances`."""
+    """Return the number of sessions in one process for the package's first backend."""
     engine = get_engine(manifest.backend.name)
     return 1 if engine is not None and engine.shares_model else options.instances
 

@@ -14,7 +14,7 @@ class TrialRunner(Protocol):
     """Runs a trial of two versions, in this process or in the worker of the version in use."""
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict (`Promote` or `Rollback`) to `report`, at once if it already exists."""
+        """Call `report` with the verdict (`Promote` or `Rollback`) when it is known, possibly at once."""
 
     def look(self) -> None:
         """Judge the candidate now, because a verdict may depend on time alone."""
@@ -36,7 +36,7 @@ class TrialRunner(Protocol):
 
 
 class IsolatedVersion(DrainingLane, Protocol):
-    """A version in worker processes. It refuses calls, because requests reach workers through `lend`.
+    """A version in worker processes. `lend` passes requests to the workers, and `submit` refuses calls.
 
     Attributes:
         metrics: The sums over all workers.
@@ -58,7 +58,7 @@ class IsolatedVersion(DrainingLane, Protocol):
         """Count a request that no worker can answer now, and return the error for the client."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return the statistics of a worker without its counts, or {} before its first report."""
+        """Return the statistics of a worker except its counts, or {} before its first report."""
 
     def close(self) -> None:
         """End the worker processes. This may be called on any thread."""

@@ -58,7 +58,7 @@ class Served:
         drift: The drift statistics of inputs and outputs, or None.
         cache: The response cache of this version, or None.
         governed: The parts of this version that a governor controls, or None without a governor.
-        trial: The trial of which this version is a part, or None.
+        trial: The trial in which this version takes part, or None.
         sampler: Collects samples of the requests, or None if the fleet orders none.
     """
 
@@ -83,8 +83,8 @@ class Served:
     def memory_bytes(self) -> int:
         """The estimated memory of this version in bytes.
 
-        It is based on the number of sessions that a worker reports. The number is limited to one session per
-        processor, so that a faulty worker cannot cause all other models to be unloaded.
+        For a version in worker processes, it depends on the number of sessions that a worker reports. At most
+        one session per processor is counted, because a faulty worker could report too many.
         """
         loaded = self.loaded
         reported = None if loaded.remote is None else loaded.remote.to_json().get("sessions")
@@ -124,7 +124,7 @@ class Trial:
     """A trial of a new version beside the version in use, until the gates decide which version stays.
 
     Attributes:
-        current: The version in use. All its calls pass the trial until `end`.
+        current: The version in use. The trial receives its calls until `end`.
         options: The options of the model, including those of the trial.
         runner: Compares the versions, in this process or in a worker.
     """

@@ -1,8 +1,8 @@
 """The capture process of a stream, which opens the source and writes its frames to shared memory.
 
-The process sends JSON documents to the service: `opened`, `frame` with the number of the slot, `beat` (a
-heartbeat) while frames are dropped, and finally `end` or `error`. It receives the numbers of free slots, and
-the size of the pictures if the stream has viewers. If a decoder crashes, only this process ends.
+The process sends JSON documents to the service: `opened`, `frame` with the number of its memory slot, `beat`
+(a heartbeat) while frames are dropped, and finally `end` or `error`. It receives the numbers of free slots,
+and the size of the pictures if the stream has viewers. If a decoder crashes, only this process ends.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Follows the streams that the fleet orders. The agent writes them to a file that the service reads.
+"""Runs the streams that the fleet orders. The agent writes them to a file that the service reads.
 
-When the file changes, new streams are started, changed streams are restarted, and missing streams are
+When the file changes, new streams are started, changed streams are restarted, and removed streams are
 stopped. If the file is invalid, all streams continue.
 
 Streams from the configuration and from clients are not changed. If one of them has the same name, the stream
