@@ -31,7 +31,7 @@ class Sink:
     """A receiver of answers. It is used by one thread and may block for a few seconds.
 
     Attributes:
-        max_batch: The maximum number of answers per `write`. After an error, all of them are written again.
+        max_batch: The maximum number of answers per `write`. If `write` fails, all of them are retried.
     """
 
     max_batch = 16
@@ -46,7 +46,11 @@ class Sink:
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Called every few seconds while there are no answers. Raises OSError like `write`."""
+        """Keep the connection alive. Called every few seconds while there are no answers.
+
+        Raises:
+            OSError: The connection has failed.
+        """
 
     def close(self) -> None:
         """Free all resources. The sink cannot be used afterwards."""
@@ -91,7 +95,7 @@ class QueuedSink:
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait up to 1 s for the thread to end after `stop`. A sink that hangs ends with the process."""
+        """Wait up to 1 s for the thread to end. Call `stop` first."""
         self._thread.join(_END_S)
 
     def to_json(self) -> dict[str, Any]:

@@ -55,10 +55,10 @@ def find_pause_s(failures: int, most_s: float = _MAX_PAUSE_S) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Frame:
-    """A frame or a window of sound. The capture process does not reuse its slot until `release` is called.
+    """A frame or a window of sound. The capture process can reuse its memory slot after `release`.
 
     Attributes:
-        number: The number of the frame in this source, from 1. Dropped frames are counted.
+        number: The number of the frame in this source, from 1. Dropped frames are counted too.
         captured_at: The time of capture in seconds since 1970.
         array: The frame as uint8 [height, width, 3] in RGB, or the sound as float32 [samples].
         rate: The number of sound samples per second, or 0 for a picture.
@@ -83,10 +83,10 @@ class SourceOwner(Protocol):
         """Receive a frame. The owner must call its `release`."""
 
     def on_read(self, number: int) -> None:
-        """Called from time to time with the number of the latest frame."""
+        """Called with the number of the latest frame while frames are dropped."""
 
     def on_failure(self, reason: str, retry_s: float | None) -> None:
-        """Called when the source failed. It is reopened after `retry_s` seconds, or never if this is None."""
+        """Called when the source failed. It is reopened after `retry_s`, or never if `retry_s` is None."""
 
     def on_end(self) -> None:
         """Called at the end of a file."""

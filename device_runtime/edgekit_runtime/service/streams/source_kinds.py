@@ -82,8 +82,8 @@ class SourceKind(AddressKind):
     """A kind of source.
 
     Attributes:
-        open: Opens the source in the capture process. It raises `CaptureError` if a retry would not help, and
-            other errors otherwise.
+        open: A function that opens the source in the capture process. It raises `CaptureError` if a retry
+            would not help, else another error.
         is_endless: Whether the source has no end, like a camera. If it ends, it is reopened.
         waits: Whether the source waits for the model by default, instead of dropping frames.
     """

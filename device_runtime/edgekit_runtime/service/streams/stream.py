@@ -381,12 +381,12 @@ class Stream:
 
 
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
-    """Return options with windows of sound that suit the model, or None if the model is not loaded.
+    """Return the options with a `hop_s` that suits the model, or None if the model is not loaded.
 
-    For a model that keeps states, windows must not overlap, so `hop_s` is set to `window_s`.
+    If the model keeps states, windows of sound must not overlap, so `hop_s` is set to `window_s`.
 
     Raises:
-        RequestError: The model does not exist, or it keeps states and the options set another `hop_s`.
+        RequestError: The model does not exist, or it keeps states and `hop_s` differs from `window_s`.
     """
     has_states = calls.has_states(options.model)
     if not has_states:

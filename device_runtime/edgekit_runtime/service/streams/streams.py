@@ -75,7 +75,8 @@ class Streams:
     def add_all(self, options: Mapping[str, StreamOptions]) -> None:
         """Start the streams of the configuration.
 
-        Raises ConfigError like `add`, with the name of the stream.
+        Raises:
+            ConfigError: As in `add`. The message includes the name of the stream.
         """
         for name, stream_options in options.items():
             try:

@@ -13,10 +13,10 @@ _OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
 def confine(isolation: Isolation) -> list[str]:
-    """Limit the memory and priority of this process, and ignore signals to stop.
+    """Limit the memory and priority of this process, and ignore SIGINT, SIGTERM and SIGHUP.
 
     Returns:
-        A line for each limit that the system refused.
+        A message for each limit that could not be set.
     """
     # A crash prints its Python stack and writes no core file: that takes seconds, in which the service does
     # not see that the process has ended. The limit is 1 byte, since 0 does not hold where cores are piped to

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ReceivedPackages(Source):
     """A `Source` of the packages of one model, in a worker.
 
-    The service, not the worker, records confirmed and rejected versions.
+    Confirmed and rejected versions are recorded by the service.
     """
 
     __slots__ = ("_local_keys", "_name", "_packages", "limits")
@@ -63,7 +63,7 @@ class ReceivedPackages(Source):
         return [self.open_again(package, load) for package in self.find(name, policy)]
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
-        """Load a package, whose file must not have changed."""
+        """Check the digest of a package, and load it."""
         with open_listed(package, KnownDigest(package.sha256), self.limits) as opened:
             opened.local_key = self._local_keys.get(package.version)
             return load(opened)

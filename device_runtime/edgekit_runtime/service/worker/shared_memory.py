@@ -23,11 +23,11 @@ class ForwardedRegions(Regions):
         self._missing: dict[str, bool] = {}  # name -> is_mapped
 
     def receive(self, payload: bytes, descriptors: list[int]) -> None:
-        """Register a region that the service sent. If it cannot be opened, record it as missing.
+        """Register a region that the service sent. If it cannot be opened, `find` reports this later.
 
         Args:
             payload: The packed message.
-            descriptors: The file descriptor of the region. Empty if it did not arrive.
+            descriptors: The file descriptor of the region. Empty if none was received.
         """
         offset_bytes, size_bytes, is_mapped, length = REGION.unpack_from(payload)
         words = payload[REGION.size :]

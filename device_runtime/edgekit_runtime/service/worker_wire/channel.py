@@ -146,7 +146,7 @@ class Channel:
                 return
 
     def receive_rest(self) -> None:
-        """Handle all messages that a process sent before it ended."""
+        """Handle the remaining messages of a process that has ended."""
         for _ in range(_MAX_REST // _PACKETS_AT_ONCE):
             if not self._is_open:
                 return

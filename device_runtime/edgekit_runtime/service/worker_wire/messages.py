@@ -29,7 +29,7 @@ class VerifiedPackage:
         version: The version of the model.
         manifest_sha256: The digest of the signed manifest. The package in the worker must have this digest.
         submodel: The submodel of the package to load, or None for the whole package.
-        local_key: The key, as text, with which the worker encrypts stored files, or None if the package is
+        local_key: The key with which the worker encrypts stored files, in text form. None if the package is
             not encrypted. The worker receives the decrypted package.
     """
 
@@ -44,7 +44,7 @@ class WorkerSpec:
     """The configuration of a worker. It is sent as JSON together with the file of the package.
 
     Attributes:
-        config: The configuration of the service in the worker, which does not listen.
+        config: The configuration of the worker, see `ServiceConfig.for_worker`.
         isolation: The limits of the worker process.
         limits: The limits for reading packages.
         token: The token that TCP clients must send, or None.
@@ -68,8 +68,8 @@ class TrialReport:
     """A report of a worker on a version on trial.
 
     Attributes:
-        outcome: The first report states `tried` (the trial has started), `refused` (the version cannot be
-            loaded) or `unavailable` (out of memory or file descriptors). The last one states `promote` or
+        outcome: `tried` if the trial has started, `refused` if the version cannot be loaded, or
+            `unavailable` if memory or file descriptors ran out. When the trial ends, `promote` or
             `rollback`.
         gate: The gate that was missed, for `rollback`.
         reason: The reason why the version was rolled back or not tried.

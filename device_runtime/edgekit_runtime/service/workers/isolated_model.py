@@ -45,12 +45,12 @@ _logger = logging.getLogger(__name__)
 class IsolatedModel(IsolatedVersion):
     """A version in worker processes. Use it on the event loop, except for `close`.
 
-    A version on trial has no workers of its own. It runs in a worker of the version in use. The version in
-    use is called its host. After a promotion, that worker belongs to the new version.
+    A version on trial has no workers of its own. It runs in a worker of the version in use, which is called
+    its host. After a promotion, that worker belongs to the new version.
 
     Attributes:
-        opened: A future that is done when a worker is ready. For a version on trial, it is done when the
-            version gets calls. If opening fails, the future gets the error. `end` cancels the future.
+        opened: A future that is done when a worker is ready, or when the trial of this version has started.
+            If opening fails, the future gets the error. `end` cancels the future.
         hosted: The trial of another version in a worker of this version, or None.
         workers: The workers that are starting or running. Ready workers are in the order of becoming ready.
         restarts: How often a worker was restarted after it was lost.
@@ -111,7 +111,7 @@ class IsolatedModel(IsolatedVersion):
         return self._package
 
     def begin(self) -> None:
-        """Start a worker. The owner calls this once, and this class starts all later workers.
+        """Start a worker. The owner calls this once. Further workers are started automatically.
 
         A failed start is retried later. If the restart policy gives up, `opened` gets an error.
         """
@@ -125,7 +125,7 @@ class IsolatedModel(IsolatedVersion):
             worker.add_region(region)
 
     def begin_trial(self, host: "IsolatedModel") -> None:
-        """Start a trial of this version in the first ready worker of `host`. If none is ready, wait for one.
+        """Start a trial of this version in a worker of `host` as soon as one is ready.
 
         If `host` is being unloaded, end this version instead.
         """
@@ -296,7 +296,7 @@ class IsolatedModel(IsolatedVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrialRunner") -> None:
-        """End the trial and the candidate without a message to the worker."""
+        """End the trial and the candidate. The worker is not notified."""
         self.hosted = trial.report = None
         trial.model.end()
 
@@ -392,7 +392,7 @@ class WorkerTrialRunner(TrialRunner):
         return self.model.manifest.version
 
     def start(self, worker: WorkerHandle) -> None:
-        """Make `worker` load and try the candidate. If the message cannot be sent, give up the trial."""
+        """Tell `worker` to start the trial. If the message cannot be sent, give up the trial."""
         try:
             worker.start_trial(self.model.spec.package, self.model)
         except Exception as cause:  # the thread that loads all models waits for an outcome
@@ -442,7 +442,7 @@ class WorkerTrialRunner(TrialRunner):
     # As a `TrialRunner`
 
     def begin(self, report: Callable[[Any], None]) -> None:
-        """Pass the verdict to `report`, at once if it already exists."""
+        """Call `report` with the verdict when it is known, possibly at once."""
         if self._verdict is None:
             self.report = report
         else:
