@@ -14,7 +14,7 @@ _AT_ONCE: Final = 4096  # placements whose costs are added up together, which bo
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a graph on two or more tiers, such as device and server, with a link between neighbours.
+    """The costs of a graph on two or more tiers, such as device and server. Links connect adjacent tiers.
 
     A tensor is sent at most once over a link, even if several kernels behind the link read it. Data flows
     forward only. A kernel reads tensors from its own tier or from a tier nearer to the device.

@@ -66,8 +66,8 @@ class Limit:
         at_most: The upper bound, in the unit of `costs`.
         shared: Further terms, each with several kernels. A term is added once if any of its kernels runs on
             the device.
-        slack: An amount to add to `at_most`. For a limit that applies only if a certain kernel is on the
-            device, this amount is also added to the cost of that kernel.
+        slack: An additional amount by which the sum may exceed `at_most`. `memory_limits` uses it for limits
+            that apply only if a certain kernel is on the device.
     """
 
     costs: Costs

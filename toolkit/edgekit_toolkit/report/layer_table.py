@@ -10,12 +10,12 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
 def stored(run: Run, candidate: JudgedCandidate) -> dict[str, StoredLayer]:
-    """Return the storage of each layer of a candidate, by its first output in the float model."""
+    """Return the storage of each layer of a candidate, by the layer's first output in the float model."""
     return run.quantizer.stored_layers(candidate.form, candidate.model)
 
 
 def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
-    """Return the layers for the report in the order of the graph. An unknown `noise_share` is None."""
+    """Return the layers for the report in the order of the graph. `noise_share` is None if it is unknown."""
     stored_by_layer, quantizer = stored(run, candidate), run.quantizer
     layers = quantizer.float_layers()
     work = {cost.name: cost for cost in cost_of_nodes(quantizer.model, run.prepared.dims)}

@@ -90,7 +90,7 @@ def bind_dims(
     dims: Mapping[str, int] | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, int]:
-    """Find sizes of all free dimensions with which a model runs on generated inputs.
+    """Find a size for each free dimension of a model, so that the model runs on generated inputs.
 
     Args:
         model: An imported model.
@@ -99,7 +99,7 @@ def bind_dims(
         ranges: The ranges of the inputs, as for `generate_feeds`.
 
     Raises:
-        ModelError: `dims` names a dimension that is not free, or the model runs with none of the sizes.
+        ModelError: `dims` names a dimension that is not free, or the model runs with none of the tried sizes.
     """
     inputs = input_specs(model)
     free = free_dims(inputs)

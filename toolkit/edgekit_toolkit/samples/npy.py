@@ -25,7 +25,7 @@ NUMERIC_KINDS: Final = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a file. Its first axis counts rows.
+    """An array in a file, which is read row by row along its first axis.
 
     Attributes:
         member: The name of the array in the `.npz`, or None for a `.npy`.

@@ -87,9 +87,9 @@ class DataSource:
 
     @property
     def probabilities(self) -> Weights | None:
-        """The probability with which each sample was selected in the field, float64, or None without lists.
+        """The probability with which each sample was selected in the field, float64 [samples].
 
-        It is NaN for samples that are not from the field.
+        It is NaN for samples that are not from the field. Without a `selection.csv`, the array is None.
         """
         if all(shard.probabilities is None for shard in self._shards):
             return None
@@ -103,8 +103,8 @@ class DataSource:
         """Read the files, and yield feeds and their labels in order. The labels are [batch], or None.
 
         Args:
-            batch: The number of samples per feed, ignored if the model fixes its batch size. The last feed
-                may be smaller, and also a feed whose next sample has a different shape.
+            batch: The number of samples per feed, ignored if the model fixes its batch size. A feed has
+                fewer samples if it is the last feed, or if the next sample has a different shape.
 
         Raises:
             DataError: A file is damaged, a value is NaN or infinite, or a label is negative. The message

@@ -252,13 +252,13 @@ def _generated(
 
 
 def feeds_only(part: Part) -> Iterator[Feeds]:
-    """Yield the inputs of the samples, in the smallest feeds that the model accepts."""
+    """Yield the inputs of the samples, in the smallest batch size that the model accepts."""
     for feeds, _ in part.stream(1):
         yield feeds
 
 
 def first_feeds(part: Part, count: int) -> list[Feeds]:
-    """Return the first feeds of the samples, at most `count`, in the smallest size that the model accepts."""
+    """Return the first `count` feeds or fewer, in the smallest batch size that the model accepts."""
     return list(islice(feeds_only(part), count))
 
 

@@ -65,12 +65,13 @@ class Choice:
     """The result of a choice.
 
     Attributes:
-        chosen: The id of the chosen candidate, or None if no candidate keeps all limits.
-        binding: If no candidate is chosen, the limits that alone exclude a candidate, or else the limits that
-            `closest` exceeds.
+        chosen: The id of the chosen candidate, or None if no candidate meets all limits.
+        binding: The limits that prevent a choice, empty if a candidate is chosen. For each of these limits,
+            some candidate exceeds only this limit. If there are no such limits, `binding` contains the
+            limits that `closest` exceeds.
         closest: The id of the candidate that exceeds the limits least, or None if one is chosen.
         reason: The reason for the result, for the user.
-        needed: A text with the limits that `closest` would keep, or None if a candidate is chosen.
+        needed: A text with limits that `closest` would meet, or None if a candidate is chosen.
     """
 
     chosen: str | None

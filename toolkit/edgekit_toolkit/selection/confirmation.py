@@ -1,12 +1,13 @@
 """Chooses a candidate, and confirms it on held-back samples (ADR 0031 gives the reasons).
 
-A candidate can be chosen if its estimated drop is within the limit. The best one is checked on the held-back
-samples. It is rejected if its 99.5 % interval is entirely above the limit, and then the next one is checked.
-Each check has half the error level of the one before, so that the total error is at most 5 %.
+A candidate can be chosen if its estimated drop is within the limit. The best candidate is checked on the
+held-back samples. It is rejected if the 99.5 % interval of its drop is entirely above the limit, and then the
+next candidate is checked. Each check has half the error level of the check before, so that the total error is
+at most 5 %.
 
-The limit counts as *kept* only if the whole interval on held-back samples is within it, and is *not resolved*
-otherwise. The estimate on held-back samples is not used to reject candidates, because the estimates of the
-remaining ones would then be too optimistic.
+The limit counts as *kept* only if the whole interval on held-back samples is within the limit. Otherwise it
+is *not resolved*. The estimate on held-back samples is not used to reject candidates, because the estimates
+of the remaining candidates would then be too optimistic.
 """
 
 import math
@@ -77,7 +78,8 @@ class Acceptance:
     """The result of checking a candidate with the target's engine.
 
     Attributes:
-        refuser, refusal: The engine that refuses the candidate and its reason, empty if no engine does.
+        refuser: The engine that refuses the candidate, or an empty string.
+        refusal: The reason for which the engine refuses the candidate, or an empty string.
         notes: Sentences for the report about checks that were skipped.
         tensorrt: The result of TensorRT's check, or None if it was not made.
         proof: The result of a test with the engine release on the devices, or None if it was not made.

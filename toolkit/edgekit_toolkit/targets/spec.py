@@ -239,8 +239,9 @@ class Costs:
     def form_uncertainty(self) -> float:
         """Return the factor by which the ratio of the modelled latencies of two candidates may be wrong.
 
-        It is the square root of `uncertainty`, because errors in clock, memory or kernel start affect all
-        candidates of a model alike. docs/reference/targets.md compares it with measurements.
+        It is the square root of `uncertainty`, because errors in the clock, the memory bandwidth or the
+        kernel overhead affect all candidates of a model alike. docs/reference/targets.md compares it with
+        measurements.
         """
         return math.sqrt(self.uncertainty.value)
 
@@ -259,8 +260,8 @@ class DeviceTimes:
         engine: The name and release of the engine on the device.
         networks: The digest of the networks.
         seconds: The time of one inference for each network, by name.
-        uncertainty: The largest factor between the time of a network and its prediction from the others, or
-            None if it was not determined.
+        uncertainty: The largest factor between the measured time of a network and the time that is predicted
+            from the other networks, or None if it was not determined.
     """
 
     device: str

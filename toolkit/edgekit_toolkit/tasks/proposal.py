@@ -138,7 +138,7 @@ def _try(choice: TaskChoice, evidence: Evidence) -> None:
 
 
 def first_row(outputs: Outputs, count: int) -> Outputs:
-    """Return the outputs with only their first row, [1, ...]. Outputs without `count` rows are unchanged."""
+    """Return the first row of each output, [1, ...]. Outputs that do not have `count` rows are unchanged."""
     if count == 1:
         return outputs
     return {name: value[:1] if value.shape[:1] == (count,) else value for name, value in outputs.items()}

@@ -53,7 +53,7 @@ class Tensor:
 
     Attributes:
         shape: The sizes of the axes in the order of the stored tensor, see `layout.forms`.
-        name: The name in the file. It is set when the tensor becomes a value of the model.
+        name: The name in the file, or an empty string before it is known.
         data: The values of a constant, or None for a computed tensor.
     """
 

@@ -1,6 +1,6 @@
 """Converts ONNX to TFLite in several steps, and lists all nodes that are not supported.
 
-The module needs LiteRT's schema. Its import raises `EngineMissingError` if that is not installed.
+The module needs the schema in LiteRT. Importing it raises `EngineMissingError` if LiteRT is not installed.
 """
 
 from collections.abc import Mapping

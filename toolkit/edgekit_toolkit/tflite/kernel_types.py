@@ -1,7 +1,8 @@
 """Adds casts for element types that TFLite cannot compute with.
 
-float64 and float16 are computed in float32. A Cast in the model still rounds to its own type. Integers are
-computed in a wider type and cast back, so that they wrap as in ONNX. LiteRT's CAST supports all these types.
+float64 and float16 are computed in float32. A Cast to float16 in the model still rounds to float16. Integers
+are computed in a wider type and cast back, so that they wrap as in ONNX. LiteRT's CAST supports all these
+types.
 """
 
 from collections.abc import Mapping

@@ -78,7 +78,7 @@ def show_error(error: float) -> str:
 
 
 def compression(report: Report) -> Markup:
-    """Return a bar chart of the bytes after each step of compression. The report must have such steps."""
+    """Return a bar chart of the size after each step of compression. There must be at least one step."""
     steps = report["compression"]
     longest = max(1, *(step["bytes"] for step in steps))
     rows = [

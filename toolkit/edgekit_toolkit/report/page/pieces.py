@@ -22,7 +22,10 @@ _MEANING = {
 
 
 def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
-    """Return a label that shows how and where a figure was obtained, after an optional `title`."""
+    """Return a badge that shows how and on which machine a figure was obtained.
+
+    `title` is a text to show before this, or None.
+    """
     label, on = figure["label"], figure["on"]
     return el(
         "span",
@@ -85,15 +88,18 @@ def _interval(drop: ReportedDrop | None) -> Markup | None:
 
 
 def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Markup, bool]:
-    """Return a heading with the common origin of the figures, and whether each cell must show its origin."""
+    """Return a heading, and whether each cell must show the origin of its figure.
+
+    If all figures have the same origin, the heading shows it instead.
+    """
     shared = common_origin(figures)
     return join(title, None if shared is None else badge(shared)), shared is None
 
 
 def bytes_change(before: int, after: int) -> Markup:
-    """Return a cell `before → after` with a tooltip that contains the exact bytes.
+    """Return a table cell such as `2.1 MB → 0.6 MB`. The tooltip shows the exact numbers of bytes.
 
-    If both have the same text, one of them is shown with the difference.
+    If both sizes have the same text, the cell shows this text and the difference.
     """
     old, new = show(before, "bytes"), show(after, "bytes")
     if before == after:

@@ -63,8 +63,8 @@ class PictureBoxes:
         `numbers` is the dict from `BoxSet.number_classes`.
 
         Raises:
-            DataError: The image has another aspect ratio than in the data set, or a box is outside of the
-                image.
+            DataError: The image has another aspect ratio than the data set states, or a box is outside of
+                the image.
         """
         picture = (float(placement.width), float(placement.height))
         size = self.size or picture

@@ -34,7 +34,7 @@ def find_coco(folder: Path, split: str) -> Path | None:
 
 
 def is_coco(path: Path) -> bool:
-    """Return whether a file is JSON with the three lists of COCO. An unreadable file returns False."""
+    """Return whether a file is a readable `.json` file with the three lists of the COCO format."""
     try:
         text = read_text(path) if path.suffix == ".json" else ""
     except DataError:

@@ -50,12 +50,12 @@ def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
-    """Check that the number of names is the number of classes of the model.
+    """Check that there are as many names as classes in the model.
 
     The class scores must be the first of `outputs`.
 
     Raises:
-        DataError: The model has a different number of classes, or no class scores.
+        DataError: The numbers differ, or the first output does not contain class scores.
     """
     first = outputs[0]
     if len(first.shape) == 2 and class_count(first) in (0, len(names)):

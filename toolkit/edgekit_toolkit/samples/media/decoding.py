@@ -40,9 +40,9 @@ class Decoding:
         classes: The class names in the order of the model's outputs, empty if they are unknown.
         labelled: Whether to read labels from class folders, label lists or data sets with boxes.
         in_steps: Whether a recording is a sequence that is cut into steps, for a model with states.
-        split: The part of the data set to read, `train` or `val`, if it has parts.
-        progress: Called when a file was decoded for the first time, with the number of files decoded so far
-            and in total.
+        split: The split to read, `train` or `val`, if the data set has splits.
+        progress: Called when a file is decoded for the first time, with the number of decoded files and the
+            total number of files.
     """
 
     preprocessing: Mapping[str, Any] | None = None
@@ -140,7 +140,7 @@ class DecodedFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of files. The shapes of the samples are left out because they may differ."""
+        """The shape [files]. The axes of a sample are not included, because their sizes may differ."""
         return (len(self._files),)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
@@ -168,7 +168,7 @@ class DecodedFiles:
     def time_steps(self, index: int) -> NDArray[np.float64]:
         """Return the start and end of each step of a recording in seconds, float64 [steps, 2].
 
-        The part that overlaps the previous step is not included.
+        If steps overlap, the start is that of the part that does not overlap the previous step.
 
         Raises:
             DataError: The files are not recordings that are cut into steps, or the file cannot be used.

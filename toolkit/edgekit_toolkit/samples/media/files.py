@@ -69,7 +69,7 @@ class MediaFiles:
 def is_media(path: Path) -> bool:
     """Return whether `find_media` can read a path.
 
-    This is a file of a supported type, a list of labels, or a folder without arrays.
+    The path must be a file of a supported type, a list of labels, or a folder without arrays.
     """
     if path.is_dir():
         entries = list(path.iterdir())

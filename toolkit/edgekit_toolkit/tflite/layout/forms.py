@@ -43,7 +43,7 @@ def core(form: Form, shape: Shape) -> Form:
 
 
 def complete(partial: Sequence[int], rank: int) -> Form:
-    """Return `partial` with the missing axes of 0..rank-1. Each is inserted after the next lower axis."""
+    """Return `partial` with its missing axes, so that it has `rank` axes. Axis n is put after axis n - 1."""
     form = list(partial)
     for axis in range(rank):
         if axis not in form:
@@ -52,7 +52,10 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(source: Form, target: Form, shape: Shape) -> float:
-    """Return the cost of converting forms: the bytes to move and a constant, or 0 if nothing moves."""
+    """Return the cost of converting a tensor from one form to another, or 0 if no bytes are moved.
+
+    The cost is a constant plus a term that is proportional to the size of the tensor.
+    """
     size_bytes = 4 * math.prod(shape)
     if core(source, shape) != core(target, shape):
         return OPERATOR_COST + size_bytes

@@ -29,7 +29,7 @@ class View:
         return tuple(NEW if axis == NEW else self.axes[axis] for axis in form)
 
     def from_root(self, form: Form) -> Form:
-        """Return the form of the view for a tensor that stores its root in `form`.
+        """Return the form in which a tensor stores the view, if it stores the root in `form`.
 
         Added axes are inserted after the preceding axis.
         """

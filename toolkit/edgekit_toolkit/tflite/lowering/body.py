@@ -1,4 +1,4 @@
-"""Builds the nodes that replace a node, with arithmetic on values.
+"""Builds the nodes that replace an ONNX node. Arithmetic on a `Value` adds nodes, as in this example:
 
     @lowers("Swish")
     def _swish(body: Body) -> Value:

@@ -1,4 +1,4 @@
-"""Replaces pooling that TFLite lacks, such as in 3-D, with dilation or with other norms."""
+"""Replaces pooling operators that TFLite lacks, such as 3-D pooling, dilated pooling and LpPool."""
 
 import numpy as np
 

@@ -32,7 +32,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("ConvTranspose", rule=_rule)
 def write_conv_transpose(step: Step) -> None:
-    """Write TRANSPOSE_CONV. If SAME differs from the ONNX padding, write it unpadded and crop the result."""
+    """Write TRANSPOSE_CONV. If the padding SAME differs from the ONNX padding, crop an unpadded result."""
     weights = _weights(step)  # [O, H, W, I]
     kernel = weights.shape[1:3]
     sizes, outputs = _image(step.shape(0)[2:]), _image(step.out_shape()[2:])

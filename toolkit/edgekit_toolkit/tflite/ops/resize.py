@@ -106,8 +106,7 @@ def places(node: Node, graph: Graph, axis: int) -> NDArray[np.float64]:
     """Return the positions at which an ONNX Resize samples an axis of its input, float64 [length].
 
     Raises:
-        RefusedError: The coordinate_transformation_mode is not supported, or the scale is not, see
-            `scale_of`.
+        RefusedError: The coordinate_transformation_mode or the keep_aspect_ratio_policy is not supported.
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """

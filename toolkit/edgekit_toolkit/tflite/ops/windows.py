@@ -72,7 +72,7 @@ class Windows:
 def windows(
     sizes: Sequence[int], kernel: Sequence[int], attributes: "WindowAttributes", outputs: Sequence[int]
 ) -> Windows:
-    """Return the windows of an ONNX node, with the padding as numbers of elements.
+    """Return the windows of an ONNX node, with the padding converted to numbers of elements.
 
     Args:
         sizes: The spatial size of the input.
