@@ -37,7 +37,7 @@ MAX_SIZE = 2**31 - 1
 
 
 def find_source(model: Path, python: Path | None, out: Path) -> LocalModel:
-    """Return the model file of MODEL. With `python`, that interpreter first exports the model into `out`.
+    """Return the file of a model. If `python` is not None, this interpreter exports the model to `out`.
 
     Raises:
         ModelError: MODEL is malformed or missing, a link leads out of its folder, or the export fails.

@@ -576,7 +576,7 @@ class IdempotencyRow(Table):
     Attributes:
         actor, key: The sender and its `Idempotency-Key`.
         request_sha256: The SHA-256 of the method, path and body.
-        status: The HTTP status of the answer, or None before there is one.
+        status: The HTTP status of the answer, or None while the request is in progress.
     """
 
     __tablename__ = "idempotency_keys"

@@ -1,6 +1,7 @@
 """The ARM64 userland: a Debian root folder for arm64, whose programs run under qemu-user.
 
-Tests in it show what programs do, but not how long they take on a board. The kernel is that of this machine.
+Tests in the userland show what programs do, but not how long they take on a board. The kernel is that of this
+machine.
 """
 
 import contextlib

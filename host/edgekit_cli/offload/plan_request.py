@@ -90,7 +90,7 @@ class PlanRequest:
 
     Attributes:
         device, server, edge: The path of a profile, or a machine such as `ssh:HOST`. `server` may also be a
-            URL. With two tiers, `edge` and `edge_link` are None.
+            URL. `edge` and `edge_link` are None if there is no machine between device and server.
         access: The access to the server if `server` is a URL, or None.
         most_leakage_db: The maximum leakage (PSNR) of a candidate, or None for no limit.
         max_loss: The maximum share of answers that a coding may make wrong, 0 to 1.

@@ -1,4 +1,4 @@
-"""`edgekit offload profile`: measures the kernels of a model on a machine, or a link."""
+"""`edgekit offload profile`: measures the kernels of a model on a machine, and optionally a link."""
 
 from __future__ import annotations
 
