@@ -1,4 +1,4 @@
-"""Builds the nodes that replace an ONNX node. Arithmetic on a `Value` adds nodes, as in this example:
+"""Builds the nodes that replace an ONNX node. Arithmetic on `Value` objects adds nodes.
 
     @lowers("Swish")
     def _swish(body: Body) -> Value:
