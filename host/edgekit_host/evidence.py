@@ -264,9 +264,10 @@ def _read_all(target: str) -> list[Evidence]:
 
 
 def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
-    """Return all evidence for a target that contains calibration times, with these times, newest first.
+    """Return pairs of evidence for a target and its calibration times, newest first.
 
-    Evidence from emulated devices is excluded, because its times do not apply to the real device.
+    Evidence without calibration times is excluded. Evidence from emulated devices is also excluded, because
+    its times do not apply to the real device.
     """
     newest_first = reversed(_read_all(target))
     return [(run, run.network_times) for run in newest_first if run.kind == "real" and run.network_times]

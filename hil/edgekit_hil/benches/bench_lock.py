@@ -37,7 +37,7 @@ class BenchLock:
 
     @property
     def broken_file(self) -> Path:
-        """The path of the file with the reason. The file only exists while the bench is broken."""
+        """The path of the file that says why the bench is broken. It exists only while this is the case."""
         return self.stem.with_name(f"{self.stem.name}.broken")
 
     def read_reason(self) -> str | None:

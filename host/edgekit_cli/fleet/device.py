@@ -60,7 +60,7 @@ def command(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the device NAME, after making the changes in the options."""
+    """Show the device NAME. Options change its tags or settings, revoke it, or show its logs."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import RevokeDevice, get_device, revoke_device
         from edgekit_fleet.api.endpoints.endpoint import Named

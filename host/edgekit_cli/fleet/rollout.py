@@ -237,8 +237,8 @@ def list_command(path: Path | None, as_json: bool) -> None:
 def watch(name: str, path: Path | None, as_json: bool) -> None:
     """Watch a rollout until it ends.
 
-    Without a terminal, the command prints a line for each change. It then also ends when the rollout pauses,
-    because only a person can end a pause. The exit code is 1 if the rollout did not succeed.
+    Without a terminal, the command prints a line for each change. In this case it also ends when the rollout
+    pauses, because only a person can end a pause. The exit code is 1 if the rollout did not succeed.
     """
     from edgekit_host.terminal import open_console
 

@@ -36,7 +36,7 @@ class MeteredMachine:
 
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
-    """Return a context manager that yields a machine. If `text` names a bench, this is its device.
+    """Return a context manager that yields a machine. For a bench, this is the device of the bench.
 
     Args:
         text: A text for `Machine.parse`, the path of an environment file, or the name of a bench.
