@@ -62,8 +62,8 @@ def warm_up(
         inputs: The inputs of a run, such as the golden inputs.
         max_batch: The maximum number of rows in a batch. If the number of rows is free, batches of 2, 4, 8
             ... rows up to this number are run too.
-        runs: The number of runs per session and batch size, at least 1. If it is more than 1, the first run
-            is not returned.
+        runs: The number of runs per session and batch size, at least 1. If it is more than 1, the result
+            does not include the first run.
 
     Raises:
         DataError: The inputs do not match the model.

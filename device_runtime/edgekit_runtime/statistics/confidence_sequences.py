@@ -123,7 +123,7 @@ class LogHistogram:
 
     Attributes:
         count: The number of values.
-        buckets: A dict from bucket b, which begins at 1.02 ** b, to the number of values in it.
+        buckets: A dict from the index b of a bucket, which begins at 1.02 ** b, to its number of values.
     """
 
     count: int = 0

@@ -138,7 +138,7 @@ def find_size(path: Path) -> int:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Return a tuple that differs after the file has changed, or () if the file is not accessible."""
+    """Return a tuple that changes when the file changes, or () if the file is not accessible."""
     try:
         status = path.stat()
     except OSError:

@@ -13,7 +13,7 @@ _M_ARENA_MAX: Final = -8  # see malloc.h of glibc
 def open_standard_descriptors() -> None:
     """Open `/dev/null` for each standard descriptor that is closed.
 
-    Otherwise, a new file or socket would get its number, and engines would print into this file.
+    Otherwise, a new file or socket would get the descriptor, and engines would print into it.
     """
     for descriptor in range(3):
         try:

@@ -62,9 +62,10 @@ class SpeedGate:
         return all(_is_near(speed_s, self.usual_s) for speed_s in speeds)
 
     def follow(self) -> bool:
-        """Replace a usual speed that has become rare by the most frequent speed. Return True if replaced.
+        """Replace the usual speed by the most frequent speed if the usual speed has become rare.
 
-        A speed is rare if less than a third of the last 100 checks measured it. This needs 20 checks.
+        A speed is rare if less than a third of the last 100 checks measured it. Return True if the usual
+        speed was replaced.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):

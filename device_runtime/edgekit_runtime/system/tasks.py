@@ -1,4 +1,4 @@
-"""Background tasks on an event loop. Each is referenced until it ends, and its failure is reported."""
+"""Background tasks on an event loop. Tasks are referenced until they end, and failures are reported."""
 
 import asyncio
 import functools

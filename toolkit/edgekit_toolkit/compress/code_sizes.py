@@ -95,7 +95,7 @@ class CodeSizes:
         the scales, and because the coding of a package is not ideal.
 
         Args:
-            peak: The largest code of other layers.
+            peak: The largest code of layers without groups.
             fine_peak: The largest code of grouped layers.
         """
 

@@ -25,11 +25,11 @@ _MAX_CODES: Final = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
-    """A weight as codes.
+    """A weight that is stored as integer codes.
 
     Attributes:
         codes: The codes, int8 in the shape of the weight.
-        scale: The steps, float32 [output channels].
+        scale: The step between two codes, float32 [output channels].
     """
 
     codes: NDArray[np.int8]

@@ -28,14 +28,14 @@ _EPSILON: Final = np.spacing(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatchedBoxes:
-    """The detections of one sample: K detections, T overlaps in `OVERLAPS`, G true boxes that count.
+    """K detections and G true boxes of one sample, matched at each of the T overlaps in `OVERLAPS`.
 
     Attributes:
         scores: The scores of the detections, float32 [K].
         classes: The classes of the detections, int64 [K].
         hits: Whether a detection matches a true box at an overlap, bool [T, K].
         ignored: Whether a detection is excluded from the score at an overlap, bool [T, K].
-        truths: The classes of the true boxes, int64 [G].
+        truths: The classes of the true boxes, without ignored boxes, int64 [G].
     """
 
     scores: NDArray[np.float32]

@@ -62,8 +62,8 @@ class Drop:
         counts: The number of samples or groups with each of `changes`.
         max_gain: The maximum gain of a sample, 0..1. It is 0 if the source model scores 1 on all samples.
         effective: The effective sample size if samples have weights, otherwise 0.
-        heaviest: The largest weight of a sample, in the unit of `counts`. The hypothetical sample with the
-            largest possible loss, which confidence intervals include, has this weight too.
+        heaviest: The largest weight of a sample, in the unit of `counts`. Confidence intervals assume
+            one additional sample with this weight and the largest possible loss.
     """
 
     points: float
@@ -85,7 +85,7 @@ class Drop:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the drop in points, with an added sample of the largest possible loss."""
+        """The standard error of the drop in points, assuming one more sample with the largest loss."""
         changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())

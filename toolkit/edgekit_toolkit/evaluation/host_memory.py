@@ -61,7 +61,7 @@ def measure_memory_here(
     target: Target,
     limit_bytes: float,
 ) -> MemoryHere:
-    """Measure the peak memory of a new process that runs a model. Estimate that of a service with the model.
+    """Measure the peak memory of a new process that runs a model, and estimate the memory of a service.
 
     `modelled` is the result of `find_memory`. A `PeakMemory` is not measured again. `limit_bytes` is the
     memory limit, or infinity.

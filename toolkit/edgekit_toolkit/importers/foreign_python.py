@@ -6,7 +6,7 @@ packaged like any other file:
 
     edgekit package saved_model/ --python ~/train/env/bin/python --target rpi5
 
-A model from TensorFlow is also run on the same inputs after the export, and refused if its outputs differ.
+A model exported by TensorFlow is run on the same inputs as the original, and refused if the outputs differ.
 """
 
 import shutil

@@ -30,8 +30,8 @@ class Size:
 
     Attributes:
         value: The size.
-        origin: Whether the size is `given` by the user, read from `samples`, or `assumed`. Only the size of a
-            batch is assumed, which is then 1.
+        origin: Whether the size is `given` by the user, read from `samples`, or `assumed`. Only batch sizes
+            are assumed. They are then 1.
     """
 
     value: int

@@ -47,7 +47,7 @@ class GraphIndex:
                 self._consumers.setdefault(name, []).append(node)
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
-        """Return the nodes that read tensor `name`. A node with several such inputs is repeated."""
+        """Return the nodes that read tensor `name`. A node that reads it twice is included twice."""
         return self._consumers.get(name, [])
 
     def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
@@ -167,7 +167,7 @@ def remove_unused_initializers(graph: onnx.GraphProto) -> None:
 def replace_nodes(
     graph: onnx.GraphProto, old: Sequence[onnx.NodeProto], new: Sequence[onnx.NodeProto]
 ) -> None:
-    """Replace the nodes `old` by `new`, in place. The new nodes are inserted at the last old node."""
+    """Replace the nodes `old` by `new`, in place. The new nodes take the place of the last old node."""
     gone = {id(node) for node in old}
     nodes: list[onnx.NodeProto] = []
     remaining = len(gone)

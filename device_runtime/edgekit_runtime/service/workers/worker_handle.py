@@ -1,7 +1,7 @@
 """Starts, monitors and ends one worker process, and lends connections to it.
 
-After a worker has ended, each of its connections is answered or closed. This depends on the last state of the
-connection that the worker wrote, see `lease`.
+After a worker has ended, each of its connections is answered or closed, depending on the last state that the
+worker recorded for the connection, see `lease`.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ class ModelTensor:
     """An input or output of a model.
 
     Attributes:
-        spec: The specification of the tensor for the caller.
+        spec: The specification of the tensor in the session.
         shape: The shape of the tensor that was allocated after loading.
         codes: The quantization to convert to and from float32, or None for no conversion.
     """

@@ -4,7 +4,7 @@
 standard error if the test fails. REQUEST is a JSON object:
 
 - `package`: The path of the package.
-- `sha256`: The digest of the verified manifest. If missing, the package is verified with the device's keys.
+- `sha256`: The digest of the verified manifest. By default, the device's keys verify the package.
 - `submodel`, `variants`: The part to open. The default is the preferred variant of the whole model.
 - `threads`: The number of threads per inference.
 - `forget`: If true, a success is not stored, see `package_opening`.

@@ -1,7 +1,7 @@
 """The TensorRT backend, which runs ONNX models on an NVIDIA GPU with engines that are built on the device.
 
 A package contains no engine, because an engine works only with one version of TensorRT and one GPU. The
-device builds the engine once, in a background process, while the fallback of the package serves.
+device builds the engine once, in a background process. Until it is ready, the fallback of the package runs.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Segmentation: the class of each pixel of the picture.
 
 An output such as [1, 21, 65, 65] is cropped to the cells in the picture. Each pixel of the mask gets the best
-class of the nearest cell. Pixels that the preprocessing cropped get the class `VOID`.
+class of the nearest cell. Pixels that the preprocessing crops away get the class `VOID`.
 """
 
 import base64
