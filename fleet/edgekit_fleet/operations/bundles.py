@@ -38,7 +38,7 @@ class WrittenBundle:
     """The contents of a bundle.
 
     Attributes:
-        refused: The (device, reason) of each device that matches the selector but is not in the bundle.
+        refused: The devices that match the selector but are not in the bundle, each with the reason.
         expires_at: The time after which devices refuse the bundle, in seconds since 1970.
     """
 

@@ -82,8 +82,8 @@ class DeviceDetail:
         summary: The entry of the device in a list.
         why: A text about the version that the device runs, the desired version, and any obstacle.
         facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: See `DeviceRow`.
-        desired_sent, desired_held: The `$version` of the last document that was sent, and of the one that the
-            device has.
+        desired_sent, desired_held: The `$version` of the desired document that was last sent, and the
+            `$version` of the desired document that the device has.
         desired: A dict from model to desired version.
         executions: The newest attempts to run a version (`ExecutionRow`), as plain values.
         reported: The last report of the device as plain values, or None.
@@ -118,7 +118,7 @@ def invite(
     tags: Mapping[str, str] | None = None,
     life_s: float = 86_400.0,
 ) -> list[Invitation]:
-    """Make a one-time code for each of these devices, or none at all if one is refused.
+    """Make a one-time code for each of these devices. If an error is raised, no code is made.
 
     Args:
         store: The store of the fleet.
@@ -145,7 +145,7 @@ def invite(
 def page_devices(
     store: Store, selector: str, *, after: str = "", limit: int = 100
 ) -> tuple[list[DeviceSummary], str | None]:
-    """Return a page of devices sorted by name, and the `after` of the next page, or None on the last page.
+    """Return a page of devices sorted by name, and the value of `after` for the next page, if there is one.
 
     Raises:
         FleetError: The selector is malformed.

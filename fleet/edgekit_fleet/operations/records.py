@@ -57,7 +57,7 @@ def read_audit(
         subject: The device, release or rollout of the entries, or None for all entries.
         action: A prefix of the actions, such as `rollout` or `alarm.`, or None for all entries.
         limit: The maximum number of entries.
-        before: The number before which the entries end, or None for the newest entries.
+        before: Only entries with a lower number are returned. None selects the newest entries.
     """
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
     if subject is not None:

@@ -47,10 +47,10 @@ class ReleaseSummary:
         name, note, created_at, created_by: See `ReleaseRow`.
         is_withdrawn: Whether no rollout may use the release.
         is_encrypted: Whether the packages are encrypted for the devices that may run them.
-        packages: The (model, version, target, size in bytes) of each package.
-        deltas: The (model, target, old version, size in bytes) of each delta. An unknown version is replaced
-            by the start of the old package's digest. The version is empty for a coded file, which needs no
-            old package.
+        packages: The model, version, target and size in bytes of each package.
+        deltas: The model, target, old version and size in bytes of each delta. If the old version is unknown,
+            it is replaced by the start of the old package's digest. It is empty for a coded file, which is
+            compressed without an old package.
     """
 
     name: str
@@ -288,11 +288,11 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
-    """Return the minimum agreement with the previous version, from 0 to 1, for a package.
+    """Return the minimum agreement of a package with the previous version, from 0 to 1.
 
-    This is the default minimum, reduced by the score that the package lost against the source model on real
-    samples. `figures` are those in the package's manifest. The result is None if they have no `score` on real
-    samples.
+    This is the default minimum, reduced by how much the package's score is below that of the source model.
+    `figures` are the figures in the package's manifest. If they do not contain a `score` that was measured on
+    real samples, the result is None.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":

@@ -54,7 +54,7 @@ class RolloutPlan:
         planned: The devices that get packages, sorted by name.
         refused: The devices that match the selector but get no packages.
         waves: The number of devices that have the release at the end of each wave.
-        min_agreement: The minimum agreement with the previous version, for the gate.
+        min_agreement: The minimum agreement with the previous version, which a gate checks.
     """
 
     release: str
@@ -75,9 +75,9 @@ class PlanSummary:
     """The planned effect of a rollout, without an object for each device.
 
     Attributes:
-        planned: For each group of devices that get the same packages, the plan of one device and the names of
-            all.
-        refused: For each reason why devices get no packages, the refusal of one device and the names of all.
+        planned: The plan of one device and the names of all devices, for each group of devices that get the
+            same packages.
+        refused: The refusal of one device and the names of all devices, for each reason.
         devices: The number of devices that get packages.
         settings: The settings of the rollout.
     """
@@ -112,8 +112,8 @@ class PlanRollout:
     Attributes:
         release, selector: The release, and the devices that get it.
         waves: The sizes of the waves, as shares or counts.
-        minimum: The number of devices of the first step. The default is a tenth of all devices, between 1 and
-            30.
+        minimum: The number of devices of the first step. The default is a tenth of all devices, but at least
+            1 and at most 30.
     """
 
     release: str
@@ -205,7 +205,7 @@ def plan_rollout(store: Store, request: StartRollout) -> RolloutPlan:
 
 
 def sum_plan(store: Store, request: StartRollout) -> PlanSummary:
-    """Return the effect of a rollout as `plan_rollout` does, summarized for groups of equal devices.
+    """Return the effect of a rollout like `plan_rollout`, but for groups of devices with the same result.
 
     Raises:
         FleetError: See `plan_rollout`.
@@ -375,7 +375,9 @@ def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
 def give_order(
     store: Store, name: str, order: Order, actor: str, *, note: str = "", allow_plain: bool = False
 ) -> RolloutSummary:
-    """Give an order to a rollout for the manager's next turn. Return its state before the order.
+    """Store an order to a rollout, which the manager executes in its next turn.
+
+    Return the state of the rollout before the execution.
 
     Args:
         store: The store of the fleet.

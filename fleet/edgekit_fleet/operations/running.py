@@ -29,7 +29,7 @@ class RunningFleet:
 
     Attributes:
         broker: The fleet's own broker, or None if it runs elsewhere.
-        loop: The manager's loop. Its `run` manages the fleet.
+        loop: The manager's loop. Call its method `run` to manage the fleet.
         is_new: Whether the fleet was just created.
     """
 
@@ -58,7 +58,7 @@ def start(
         settings: The settings, which are stored in the folder.
         decide: A replacement for the decisions about rollouts, for tests.
         joins: Whether this is an additional manager, which requires `store_url` and `brokers`.
-        root_folder: The folder for the root's keys of a new fleet, by default that of its other keys.
+        root_folder: The folder for the root keys of a new fleet, by default the folder of its other keys.
 
     Raises:
         ConfigError: The settings are invalid, or mosquitto is missing. See also `FleetFolder.hold`.

@@ -304,7 +304,7 @@ def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
 def page_samples(
     session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
 ) -> tuple[list[SampleSummary], str | None]:
-    """Return a page of samples, newest first, and the `after` of the next page, or None on the last page.
+    """Return a page of samples, newest first, and the value of `after` for the next page, if there is one.
 
     `after` is the id of the last sample of the previous page, or empty for the first page.
 
@@ -353,11 +353,11 @@ def open_sample(vault: SampleVault, sample_id: str) -> Sample:
 
 
 def delete(store: Store, vault: SampleVault, choice: SampleChoice, *, actor: str) -> int:
-    """Delete the chosen samples, files first, and return their number.
+    """Delete the files of the chosen samples and then their rows in the store. Return the number of samples.
 
     Raises:
         FleetError: All samples of the fleet are chosen.
-        OutputError: A file cannot be deleted. The files before it are deleted.
+        OutputError: A file cannot be deleted. Some samples may already have been deleted.
     """
     if choice.is_all:
         raise FleetError("say which samples: by ids, model, device, version, order, trigger or age")

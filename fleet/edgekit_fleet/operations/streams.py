@@ -50,7 +50,7 @@ def remove_stream(store: Store, device: str, name: str, *, actor: str) -> None:
 
 
 def read_streams(plain: Mapping[str, object]) -> dict[str, StreamOptions]:
-    """Return the streams in a `DeviceRow.streams` by name, including passwords."""
+    """Return a dict from name to stream, with passwords. `plain` is the value of `DeviceRow.streams`."""
     return {name: from_plain(StreamOptions, settings, name) for name, settings in sorted(plain.items())}
 
 

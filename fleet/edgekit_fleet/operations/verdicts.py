@@ -50,7 +50,7 @@ def find_verdict(store: Store, name: str) -> RolloutVerdict:
 
 
 def add_evidence(store: Store, name: str, evidence: Evidence, actor: str) -> OutsideFinding:
-    """Add evidence to a rollout for its next decision, and return the resulting finding of its gate.
+    """Add evidence for the next decision about a rollout, and return the finding of the gate.
 
     Raises:
         NotFoundError: There is no such rollout.

@@ -116,8 +116,8 @@ def remove_webhook(store: Store, name: str, *, actor: str) -> None:
 def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
     """Return the value of the header `webhook-signature` for a message.
 
-    `identifier` is the value of `webhook-id`. `timestamp` is that of `webhook-timestamp`, in seconds since
-    1970.
+    `identifier` and `timestamp` are the values of the headers `webhook-id` and `webhook-timestamp`. The
+    timestamp is in seconds since 1970.
     """
     key = base64.b64decode(secret.removeprefix(_PREFIX))
     mac = hmac.digest(key, f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256)

@@ -1,6 +1,7 @@
 """Makes the deltas and coded files of a release.
 
-Deltas start from the most used old packages. The number of files and the time to make them are limited.
+A delta needs an old package on the device, and a coded file does not. Deltas are made for the most used old
+packages. The number of files and the time to make them are limited.
 """
 
 import hashlib

@@ -63,9 +63,9 @@ class ManagerKey:
 
 
 def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
-    """Check before a rotation of the manager's key that no other manager with a copy of it is running.
+    """Check that no other manager is running. Other managers have copies of the manager's key.
 
-    `now` is in seconds since 1970.
+    Call this before the key is rotated. `now` is in seconds since 1970.
 
     Raises:
         FleetError: Other managers are running.
@@ -85,7 +85,7 @@ def record_exchange(session: Session, actor: str, roles: str, key: ManagerKey | 
         session: The session of a transaction.
         actor: The actor who rotated the keys.
         roles: The roles whose keys were rotated, as one string.
-        key: The manager's new key, already read, or None if it was not rotated.
+        key: The manager's new key after a call of `read`, or None if the manager's key was not rotated.
     """
     audit.record(session, actor, _EXCHANGED, roles, **({} if key is None else {"root": key.version}))
 
@@ -107,7 +107,7 @@ def check_newest(session: Session, key: ManagerKey) -> None:
 
 
 def read_newest_root(repository: Path) -> str:
-    """Return the newest root of the repository in a folder, as JSON. It is the first root of a new device.
+    """Return the newest root of a repository, as JSON. A new device trusts this root.
 
     Raises:
         PackageError: There is no root, or it cannot be read.

@@ -169,8 +169,8 @@ class TufRepository:
             now: The time in seconds since 1970.
             root_keys: The number of keys of the root.
             threshold: The number of these keys that must sign a root.
-            root_folder: The folder for the keys of the root, by default that of the other keys. They can be
-                moved away later.
+            root_folder: The folder for the keys of the root, by default the folder of the other keys. The
+                keys of the root can be moved away later.
 
         Raises:
             OutputError: A folder cannot be written.
@@ -278,8 +278,8 @@ class TufRepository:
     def refresh(self, now: float) -> bool:
         """Sign metadata again after half of its lifetime. Return True if any was signed.
 
-        Metadata with too long a lifetime is signed again as well. The root is not, since its keys may be
-        offline. `read_expiries` tells when it expires.
+        Metadata with too long a lifetime is signed again as well. The root is never signed here, since its
+        keys may be offline. `read_expiries` returns when the root expires.
 
         Args:
             now: The time in seconds since 1970.
@@ -421,22 +421,21 @@ class TufRepository:
     ) -> None:
         """Rotate the keys of roles, and sign a new root. Call this again after an interruption.
 
-        Until the new root names the new key, the metadata of the role has both signatures, so devices with
-        either root accept it. The manager's key has no such transition. From the new root on, only the new
-        key signs.
+        Until the new root names a role's new key, the role's metadata is signed with the old and the new key,
+        so devices with either root accept it. The manager's key is replaced at once by the new root.
 
         Args:
             now: The time in seconds since 1970.
             roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`. If empty, the root is
                 only signed again.
-            root_folder: The folder of the root's old and new keys, by default that of all other keys.
+            root_folder: The folder of the root's old and new keys, by default the folder of all other keys.
             root_keys: The number of keys of the new root, if `roles` contains `root`.
             threshold: The number of these keys that must sign a later root.
 
         Raises:
             SignatureError: Too few keys of the root are in its folder, or a file is not a key.
-            OutputError: The folder or the storage cannot be written. If it is the storage, nothing was
-                changed.
+            OutputError: The folder or the storage cannot be written. The storage is written before anything
+                is changed.
             ValueError: A role is unknown.
         """
         root_folder = root_folder or self._keys.folder

@@ -1,9 +1,9 @@
 """The private keys that sign the metadata of the repository, as PEM files in a separate folder.
 
 `timestamp.pem` signs the role `timestamp`. During a rotation, `timestamp.next.pem` exists too, and both sign.
-The manager's key is not a TUF role, but the root names it, and devices obey its documents. The keys of the
-root are `root-1.pem`, `root-2.pem` and so on. They are only needed for rotations, so they may be kept offline
-in another folder.
+The manager is not a TUF role, but its key is stored here and named in the root. Devices accept documents that
+are signed with this key. The keys of the root are `root-1.pem`, `root-2.pem` and so on. They are only needed
+for rotations, so they may be kept offline in another folder.
 """
 
 from pathlib import Path

@@ -4,8 +4,8 @@ A gambler with a capital of 1 bets that each value is above the limit. If the me
 probability that the capital ever reaches `1 / alpha` is at most `alpha`. The capital is divided among a few
 fixed bets, so the order of the values does not matter. For values with a small variance around a mean above
 the limit, the logarithm of the capital grows with the squared distance from the limit, divided by the
-variance. `confidence_sequences.log_evidence` uses only the sum of the values, and needs ten times as many of
-them.
+variance. `confidence_sequences.log_evidence` uses only the sum of the values, and needs ten times as many
+values.
 
 The values must be independent, or at least have a conditional mean below the limit, given all earlier values.
 

@@ -39,11 +39,11 @@ Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The evidence of one device about the release. Once known, a field never changes, except `fault`.
+    """The evidence of one device about the release. Known values never change, except `fault`.
 
     Attributes:
-        is_failed: Whether the first installation failed, or None if the release was not tried. It is already
-            False during the installation, since failures are reported earlier than successes.
+        is_failed: Whether the first installation failed, or None if the release was not tried. It is False
+            while the installation is running, because failures are reported earlier than successes.
         fault: The fault after the installation, or empty.
         measures: The result of `gates.measure` for each (model, stage) with enough answered calls.
     """
@@ -91,10 +91,10 @@ class Gate:
         title, unit: The title and the axis label of its chart.
         sentence: The statement with `{model}`, `{on}`, `{mean}` and `{limit}`. A gate on a share of devices
             has `{count}`, `{answered}` and `{where}`.
-        outcome: For a gate on a share of devices, tells whether a device counts as bad. A device counts from
-            its first answer.
-        figure: For any other gate, returns the figure of a model between two reports of a version, or None if
-            it is unknown. A device counts after `min_requests` calls.
+        outcome: For a gate on a share of devices, returns whether a device counts as bad. A device is
+            included after its first answer.
+        figure: For any other gate, returns the figure of a model in the time between two reports, or None if
+            it is unknown. A device is included after `min_requests` calls.
         compare: `ratio` or `difference` to the old version on the same device, or `level` for no comparison.
         worse: The direction in which the figure gets worse.
         ideal: The best level.

@@ -10,8 +10,8 @@ difference on devices of its class that still run the old version is subtracted.
 a busy evening counts against a release.
 
 Each model of a release has its own tests, and so has each stage of its figures: after 20, 200, 2,000 and
-20,000 calls on a device. Within a test, each device counts once, as the bound on wrong stops requires. A
-later stage detects faults that only show after hours.
+20,000 calls on a device. Within a test, each device counts once, because the bound on wrong stops requires
+this. The later stages detect faults that only appear after hours.
 
 An example with the default limits and one model: Seven gates share alpha = 0.01, so the gate `install` has
 0.0014 and stops at a capital of 700 (`find_needed` returns its logarithm, 6.6). Of the first 30 devices, 8
@@ -103,8 +103,8 @@ def measure(
         before: The figures of the old version on this device, or None if there was no old version. Then, only
             gates with the comparison `level` have evidence.
         after: The figures of the new version.
-        controls: The (before, after) of devices of the same class that still run the old version, in the same
-            periods. Fewer than 5 are ignored.
+        controls: The figures of control devices before and after, in the same periods. These are devices of
+            the same class that still run the old version. Fewer than 5 devices are ignored.
 
     Returns:
         A dict from the name of a gate to the evidence, which is larger for worse figures (see
@@ -178,7 +178,7 @@ class SampleGroup:
     """Devices that are judged together.
 
     Attributes:
-        where: A part of the statement: ` of class NAME`, or empty for all devices.
+        where: A part of the verdict's sentence: ` of class NAME`, or empty for all devices.
         members: bool [samples], whether a sample is in the group.
         alpha: The share of a test's `alpha` for this group.
     """

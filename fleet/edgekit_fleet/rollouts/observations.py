@@ -60,11 +60,11 @@ class _Report:
 
 @dataclass(slots=True)
 class Controls:
-    """The reports of control devices: the last 12 devices of each class that still run the old version.
+    """The reports of control devices, which still run the old version.
 
-    The store has only the last report of each hour. This object has one report a minute since the rollout
-    started, so a period can begin when a device switches. After a restart of the manager, only the hourly
-    reports remain.
+    These are the last 12 devices of each class in rollout order. The store has only the last report of each
+    hour. This object keeps one report a minute from the start of the rollout, so that a period can begin at
+    any minute. After a restart of the manager, only the hourly reports remain.
     """
 
     _devices: dict[str, list[str]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Controls:
     def find_pairs(
         self, source: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
     ) -> list[tuple[Period, Period]]:
-        """Return the (earlier, later) figures of each control device with figures in both periods.
+        """Return the figures of control devices in two periods. Devices without figures in both are left out.
 
         Args:
             source: The class, the model and the old version.
@@ -328,8 +328,8 @@ def _is_more_not_finite(session: Session, cache: FigureCache, row: FigureRow, af
 def count_before(session: Session, row: FigureRow) -> tuple[int, int]:
     """Return how many answers of the previous version had NaN or infinity, and how many were checked.
 
-    The model and the device are those of `row`. Each process of the service counts from 0. The result is that
-    of the process that checked most answers. It is (0, 0) if there was no other version.
+    The model and the device are those of `row`. If the service was restarted, only the process that checked
+    the most answers is used. The result is (0, 0) if there was no other version.
     """
     rows = session.scalars(
         select(FigureRow)

@@ -319,9 +319,10 @@ class Progress:
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return a sample without a failure for each device that was started and may still answer.
+        """Return a sample for each device that was started and has not answered yet.
 
-        Devices that were started `patience_s` ago or earlier are left out. `now` is in seconds since 1970.
+        In these samples, `is_failed` is False. Devices that were started `patience_s` ago or earlier are left
+        out. `now` is in seconds since 1970.
         """
         return [
             Sample(device_class=member.device_class, is_failed=False)
