@@ -36,8 +36,8 @@ class OutsideGate:
     """A gate that a rollout declares at its start.
 
     Attributes:
-        limit: The worst figure that passes, see `compare`. If there is a limit, the judge sends a value or
-            `stop`. If it is None, the judge sends `pass` or `stop`.
+        limit: The worst figure that passes (see `compare`). With a limit, the judge sends a value or `stop`.
+            Without a limit, the judge sends `pass` or `stop`.
         unit: The unit of the figure in messages.
         compare: What is compared with the limit: the value itself, its difference from the reference, or its
             ratio to the reference.
