@@ -1,4 +1,4 @@
-"""The protocol's datatype names, except bfloat16, which numpy lacks, and BYTES, which no model takes."""
+"""The datatype names of the protocol, without BF16, which numpy lacks, and BYTES, which no model takes."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,8 +1,8 @@
 """Draws the requests of a model that become samples, with probabilities that are set before each request.
 
 Each trigger of an order has a credit, which is the number of samples that it may draw. The credit grows at a
-constant rate, up to the samples of six hours. The probability for the next request depends only on the credit
-and on past requests:
+constant rate, and its maximum is the number of samples in six hours. The probability for the next request
+depends only on the credit and on past requests:
 
     probability = samples per second / fitting requests per second * credit / (maximum credit / 2)
 
@@ -42,8 +42,8 @@ def draw_uniform() -> float:
 class Credit:
     """The number of samples that may still be drawn.
 
-    It grows by `per_day` samples a day, up to the samples of six hours, or of a day with `is_of_application`.
-    Times are those of a monotonic clock.
+    It grows by `per_day` samples a day. The maximum is the number of samples in six hours, or in a day with
+    `is_of_application`. Times are those of a monotonic clock.
     """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
@@ -129,7 +129,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A request that was drawn. It becomes a sample only if it fits a trigger.
+    """A request that was drawn. It becomes a sample only if a trigger fits it.
 
     Attributes:
         probabilities: The probability of each line when the request arrived.
@@ -143,9 +143,10 @@ class Draw:
     is_pulled: bool = False
 
     def select(self, fits: Sequence[bool]) -> "list[Selection]":
-        """Return one sample for each order with a line that drew the request, if that line fits.
+        """Return the samples of the request, at most one for each order.
 
-        `fits` states for each line whether the request fits its trigger.
+        An order gets a sample if one of its lines drew the request and fits it. `fits` states for each line
+        whether its trigger fits the request.
         """
         drawn: dict[str, list[Line]] = {}
         rests: dict[str, float] = {}
@@ -161,7 +162,7 @@ class Draw:
     def settle(self, fits: Sequence[bool]) -> None:
         """Update the statistics of the lines. `fits` has the same meaning as in `select`.
 
-        A line that drew the request but does not fit gets its credit back.
+        A line that drew the request but does not fit it gets its credit back.
         """
         orders = set()
         for line, is_hit, is_fit in zip(self.lines, self.hits, fits, strict=True):
@@ -177,7 +178,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A sample for one order, drawn by `lines`. Its size is counted for the first of these lines."""
+    """A sample for one order, drawn by `lines`. Its disk space is counted for the first line."""
 
     lines: tuple[Line, ...]
     probability: float

@@ -29,7 +29,8 @@ class Observation:
     Attributes:
         inputs, outputs: Dicts from names to tensors.
         answer: The answer of the task. Empty if the model has no task.
-        find_agreement: A function that returns the similarity to another version's answer, 0 to 1, or None.
+        find_agreement: A function that returns the similarity to the answer of another version, 0 to 1, or
+            None if there is no other version.
     """
 
     manifest: Manifest

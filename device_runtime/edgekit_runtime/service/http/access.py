@@ -30,8 +30,8 @@ def check_access(head: AccessHead, token: bytes | None) -> None:
         token: The expected `Authorization` header, as returned by `read_token`, or None if no token is set.
 
     Raises:
-        RequestError: The request is from a web page or a foreign host (403), or the token is wrong (401).
-        LoginError: The token is wrong, and the path starts with `/live` (401).
+        RequestError: The request is from a web page or a foreign host (403), or has no valid token (401).
+        LoginError: The request has no valid token, and its path starts with `/live` (401).
     """
     if head.is_from_page:
         # A web page that is open on this machine can reach a loopback address.

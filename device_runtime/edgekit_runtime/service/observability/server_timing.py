@@ -110,7 +110,7 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
 
     Args:
         times: `RunTimes.queue_s` and `compute_s`, or None for a call that did not run.
-        load: The utilization by other clients. It is at most 1, or more than 1 if calls are waiting.
+        load: The utilization by other clients, from 0 to 1, or more if calls are waiting.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:

@@ -22,10 +22,10 @@ class Gates:
             share, 0 to 1.
         max_p50_ratio: The limit of the candidate's latency divided by the current version's latency, as the
             median over runs with equal inputs.
-        max_p99_ratio: The limit of the candidate's 99th percentile of the latency divided by the current
-            version's.
-        max_energy_ratio: The limit of the candidate's median energy per request divided by the current
-            version's. It has no effect if energy is not measured.
+        max_p99_ratio: The limit of the candidate's 99th latency percentile divided by that of the current
+            version.
+        max_energy_ratio: The limit of the candidate's median energy per request divided by that of the
+            current version. It has no effect if energy is not measured.
         error_burst: The number of consecutive failed calls after which the candidate is rolled back at once.
         min_samples: The number of calls that the candidate must answer before it can be promoted.
         max_duration_s: The maximum duration of the trial. After it, the trial is decided.

@@ -2,8 +2,8 @@
 
 Calls are chosen evenly, not at random. After the answer, both versions run some of the candidate's calls
 again to compare answers and latency. If these comparisons are too slow, the candidate gets fewer calls, which
-limits the wrong answers before a rollback. Answers from the cache are compared, but do not count in the error
-rate or the latency.
+limits the number of wrong answers before a rollback. Answers from the cache are compared, but do not count in
+the error rate or the latency.
 
 All calls of a sequence go to the version that answered the first one, because only this version has the
 states. For a comparison, both versions run such a call as if it were the first of its sequence.

@@ -47,10 +47,10 @@ class PairedLatency:
     Attributes:
         ratio: The candidate's latency divided by the current version's latency.
         current: The latency of the current version in seconds.
-        candidate_slow: The number of pairs in which only the candidate was slow. A run of the candidate is
-            slow if it exceeds the current version's 99th percentile so far times `max_p99_ratio`.
-        current_slow: The number of pairs in which only the current version was slow. A run of this version
-            is slow if it exceeds its own 99th percentile so far.
+        candidate_slow: The number of pairs in which only the candidate was slow. The candidate is slow if it
+            takes longer than `max_p99_ratio` times the 99th latency percentile of the current version.
+        current_slow: The number of pairs in which only the current version was slow. It is slow if it takes
+            longer than its own 99th latency percentile.
     """
 
     ratio: LogHistogram = field(default_factory=LogHistogram)

@@ -47,8 +47,8 @@ class Call:
     """One inference.
 
     Attributes:
-        inputs: The inputs by name, valid until `reply` is called. The client may change shared memory at any
-            time, so a value that is checked must not be read again.
+        inputs: The inputs by name, valid until `reply` is called. Inputs in shared memory may change at any
+            time, so a value must not be read again after it was checked.
         reply: Called once on the event loop with the outputs or the error, possibly before `submit` returns.
             The outputs may be shared, so they must not be changed.
         priority: 1 is the highest priority, 0 is the default of the model.
