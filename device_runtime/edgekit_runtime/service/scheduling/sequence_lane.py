@@ -1,8 +1,8 @@
 """A lane that keeps the states of sequences between requests.
 
-    request 1: id 7, start    x1, state 0  ->  y1, state s1 is kept
-    request 2: id 7           x2, state s1 ->  y2, state s2 is kept
-    request 3: id 7, end      x3, state s2 ->  y3, the sequence is dropped
+    request 1, id 7, start:  runs with x1 and zeros, returns y1, keeps state s1
+    request 2, id 7:         runs with x2 and s1, returns y2, keeps state s2
+    request 3, id 7, end:    runs with x3 and s2, returns y3, drops the sequence
 
 The next lane gets inputs that include the states, so requests of different sequences can share batches.
 Requests of one sequence run one after the other, in the order of arrival. If a request fails, the states do
