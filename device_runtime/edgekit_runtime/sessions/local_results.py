@@ -103,7 +103,7 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
     Args:
         manifest: The manifest of the package.
         variant: The name of the variant.
-        chain_index: The index of the backend in the variant's chain, because names may repeat in a chain.
+        chain_index: The index of the backend: 0 for the variant's backend, 1 for its first fallback.
 
     Raises:
         OutputError: The cache folder cannot be created or written.
@@ -114,8 +114,8 @@ def keep_winner(manifest: Manifest, variant: str, chain_index: int) -> Path:
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
     """Return the variants of `manifest` in the order in which to try them.
 
-    The variant of the stored winner comes first, and the winning backend is the first in its chain. The other
-    variants keep their order.
+    The variant of the stored winner comes first, and its winning backend is tried first. The other variants
+    keep their order.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:

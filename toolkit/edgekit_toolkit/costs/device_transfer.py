@@ -2,10 +2,10 @@
 
 A roofline with published coefficients may be wrong by a factor of two. Two machines that run the same engine
 are much more alike, because a kernel is slow on both for the same reasons. There are two main differences.
-Data that exceed the caches of the device cost additional time. And the threads of the device only speed up
-long kernels, while one thread runs here. The model therefore has a ratio for each kind of kernel, a time for
-each byte beyond the caches, and parameters of thread sharing. All are fitted on whole networks that ran on
-both machines. The error is measured by leaving a network out of the fit. This module only computes.
+Data that exceed the caches of the device cost additional time. The device may also use several threads, which
+speed up only long kernels. The model therefore has a ratio for each kind of kernel, a time for each byte
+beyond the caches, and parameters of thread sharing. All are fitted on whole networks that ran on both
+machines. The error is measured by leaving a network out of the fit.
 
 Source: B. Lu et al., One proxy device is enough for hardware-aware neural architecture search, SIGMETRICS
 2022, sections 3 and 4 (latencies on one device predict those on another).

@@ -1,6 +1,6 @@
 """The functions of the CUDA driver that are needed to run an engine, called by ctypes.
 
-The library `libcuda.so.1` is part of every NVIDIA driver and of JetPack, and its interface is stable. See
+The library `libcuda.so.1` is part of every NVIDIA driver and of JetPack, see
 docs/adr/0009-tensorrt-on-device.md.
 
 Source: CUDA Driver API reference, sections 6.2 (initialization), 6.5 (devices), 6.7 (primary context), 6.13
