@@ -23,7 +23,7 @@ CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
 MAX_MESSAGE_CHARS = 2000  # a tensor's name may be longer
 COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit completion` prints
 
-# In the order of a first use; the text is what `edgekit --help` shows.
+# In the order of a first use. The text is what `edgekit --help` shows.
 COMMANDS = {
     "package": "Turn a model into a signed package within a budget.",
     "targets": "List the targets, or show one.",

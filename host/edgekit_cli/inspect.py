@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.manifest_entries import BackendChoice
     from edgekit_runtime.trust.trust_store import TrustStore
 
-_MAX_DEPTH = 3  # levels of free JSON that are shown as rows; deeper ones are shown as JSON
+_MAX_DEPTH = 3  # levels of free JSON that are shown as rows. Deeper ones are shown as JSON
 _MAX_WHOLE = 1e15  # below this a float holds every whole number
 _MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 

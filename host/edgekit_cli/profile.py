@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgekit_toolkit.targets.spec import DeviceTimes, Target
 
 
-_REST_SHARE = 6  # of the measurement: so much time the device rests before, if there is a meter
+_REST_SHARE = 6  # with a meter, the device first rests for a sixth of the measurement
 _MIN_REST_S = 1.0
 
 

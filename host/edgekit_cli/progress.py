@@ -13,7 +13,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-PLAIN_INTERVAL_S = 10.0  # least time between two lines; a short command prints none
+PLAIN_INTERVAL_S = 10.0  # least time between two lines. A short command prints none
 
 
 class ProgressBar:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.sessions import Session
     from edgekit_toolkit.evaluation.batch_inference import Inference
 
-_MAX_SHOWN = 10  # samples whose classes are printed; JSON has all
+_MAX_SHOWN = 10  # samples whose classes are printed. JSON has all
 
 
 @click.command("run")

@@ -69,7 +69,7 @@ _MAX_SHOWN_BYTES: Final = 400
 _TIMEOUT_S: Final = 30.0
 _OK: Final = 200
 _RENEW_AT: Final = 1 / 3  # remaining share of the certificate's life
-_NOT_DUE: Final = 3  # exit code of this module; `commands.agent` knows it
+_NOT_DUE: Final = 3  # exit code of this module. `commands.agent` knows it
 
 
 def enrol(

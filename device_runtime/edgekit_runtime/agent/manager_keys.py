@@ -26,7 +26,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 FIELD: Final = "x-edgekit-manager-keys"
-"""The field of the TUF root that maps the ids of the manager's keys to the keys, as `keys` does."""
+"""The field of the TUF root with the manager's keys by key id, in the form of `keys`."""
 _FILE: Final = "manager-keys.json"
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 

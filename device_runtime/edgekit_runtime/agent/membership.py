@@ -26,7 +26,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import Disk, read_stamp, write_atomically
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
-"""The file names."""
+"""The files of a membership."""
 _KEY_BYTES: Final = 32
 _NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
 # Prefix of the key in DER: PKCS #8.

@@ -24,7 +24,7 @@ WASTED: Final = 2.0
 """A download ends after this multiple of the package's size, because the link may be metered."""
 _WASTED_BYTES: Final = 1 << 20  # additional, for small packages
 _CODES: Final = (
-    # Begin of a reason -> its code. The service's trial names the missed gate.
+    # The start of a reason, and its code. The service's trial names the missed gate.
     ("not_finite:", "not-finite"),
     ("crash:", "crash-loop"),
     ("was begun ", "crash-loop"),  # from the slots: begun several times, never confirmed

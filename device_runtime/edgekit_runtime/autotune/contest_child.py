@@ -26,7 +26,7 @@ from edgekit_runtime.trust.trust_store import TrustStore
 
 _PRECISION: Final = 0.01
 _OPENING_S: Final = 60.0  # to open, test and run one setting once
-_SLOWER: Final = 20  # the fewest runs that count take together at most this multiple of the first run
+_SLOWER: Final = 20  # the minimum number of runs takes at most this multiple of the first run's time
 
 
 def measure(

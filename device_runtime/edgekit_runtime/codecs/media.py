@@ -26,9 +26,9 @@ _QUALITY: Final = {"jpeg": 90, "webp": 80, "opus": 24}
 OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
 DEFAULT_RATE_HZ: Final = 16_000
 _OPUS_KBIT_S: Final = (6, 256)  # one channel in libsndfile, whose `compression_level` runs from high to low
-_MAX_SCANS: Final = 64  # scans of a progressive JPEG, each a pass over all pixels; encoders write 10
+_MAX_SCANS: Final = 64  # scans of a progressive JPEG, each a pass over all pixels. Encoders write 10
 _START_OF_SCAN: Final = b"\xff\xda"
-_MODES: Final = {1: "L", 3: "RGB"}  # channels -> Pillow's name
+_MODES: Final = {1: "L", 3: "RGB"}  # Pillow's mode by number of channels
 _MAX_DATA_BYTES: Final = 64 << 20
 
 

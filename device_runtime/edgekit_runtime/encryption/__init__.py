@@ -7,10 +7,10 @@ KEY_SUFFIX: Final = ".key"
 """The suffix of the file with the wrapped key of an encrypted file. See `opening`."""
 
 MAGIC: Final = b"EDGEENC1"
-"""The first bytes of an encrypted file. Readers of plain files need nothing else of this package."""
+"""The first bytes of an encrypted file, defined here for readers of plain files."""
 
 DEVICE_KEY: Final = "device-key.json"
-"""The name of the file with this device's key, see `device_key`."""
+"""The name of the file with this device's key. See `device_key`."""
 
 
 def key_path(path: Path) -> Path:

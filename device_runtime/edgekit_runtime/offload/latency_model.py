@@ -12,11 +12,11 @@ from typing import Final
 from edgekit_runtime.offload.offload_plan import OffloadPlan, PlanCosts
 from edgekit_runtime.records import dataclass
 
-MAX_WAITING: Final = 16  # calls; `edgekit offload serve` and exported replicas refuse further ones
+MAX_WAITING: Final = 16  # calls. `edgekit offload serve` and exported replicas refuse further ones
 LATE: Final = 0.01  # share of requests that may miss a limit on latency, which is for the 99th percentile
 FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes: TCP's first window (RFC 6928)
 _BITS: Final = 8
-# TLS and two more copies of each byte that the service receives; measured: 11 to 191 kB, EPYC, one core.
+# TLS and two more copies of each byte that the service receives. Measured: 11 to 191 kB, EPYC, one core.
 _SERVED_BYTE_S: Final = 7e-9
 _EXACT_SLACK: Final = 2.0  # the exact formula is used for waits up to this many service times
 _BISECTIONS: Final = 24

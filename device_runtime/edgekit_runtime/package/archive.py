@@ -40,7 +40,7 @@ Sign: TypeAlias = Callable[[bytes], bytes]
 """Takes the payload (an in-toto statement) and returns the canonical bytes of its DSSE envelope."""
 
 _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
-"""Takes an envelope and its place, and returns its statement and key id."""
+"""Takes an envelope and its location, and returns its statement and key id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,8 @@ from edgekit_runtime.records import dataclass
 _NONE: Final = slice(0)
 _ALL: Final = slice(None)
 _AFTER_FIRST: Final = slice(1, None)
-# Operator of ONNX or LiteRT -> the inputs that may set how much it computes; of others, all after the first.
+# By operator of ONNX or LiteRT, the inputs that may set how much it computes. By default, all after the
+# first.
 _SIZE_INPUTS: Final[Mapping[str, slice]] = {
     **dict.fromkeys(
         """

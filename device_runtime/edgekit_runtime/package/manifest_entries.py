@@ -13,7 +13,7 @@ from edgekit_runtime.records import dataclass
 FORMAT_VERSION: Final = 1
 SUPPORTED_CRITICAL: Final = frozenset({"pipeline"})
 MANIFEST_NAME: Final = "manifest.json"
-MAX_BACKENDS: Final = 4  # a choice with its fallbacks; bounds the recursion too
+MAX_BACKENDS: Final = 4  # a choice with its fallbacks. Also bounds the recursion
 
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)

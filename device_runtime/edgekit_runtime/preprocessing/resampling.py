@@ -11,7 +11,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import Floats
 
 _MAX_FACTOR: Final = 4096  # all usual rates from 8 to 192 kHz have smaller ones
-_MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6; more is a slip, or an attack on memory
+_MAX_GROWTH: Final = 8  # from 8 kHz to 48 kHz it is 6. More is a slip, or an attack on memory
 
 
 def resample(samples: Floats, rate: int, target_rate: int) -> Floats:

@@ -24,7 +24,7 @@ ANSWER: Final = "answer"
 """The name of the output with the task's answer as JSON, unless the model has an output of this name."""
 _MAX_ID: Final = 256  # characters
 _MAX_CLASSES: Final = 1000
-_MAX_SEQUENCE_ID: Final = 128  # characters; of a number it has 64 bits
+_MAX_SEQUENCE_ID: Final = 128  # characters, or 64 bits of a number
 
 
 class SequenceStep(NamedTuple):

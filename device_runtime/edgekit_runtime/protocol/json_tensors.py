@@ -20,7 +20,7 @@ from edgekit_runtime.protocol.json_fields import explain, load_object
 from edgekit_runtime.tensors import Array
 
 _LONG_BYTES: Final = 256  # longer arrays are cut out
-_MAX_REST_BYTES: Final = 64 << 10  # limit of a document without its long arrays; takes 2 ms
+_MAX_REST_BYTES: Final = 64 << 10  # limit of a document without its long arrays, for 2 ms
 _MAX_VALUE_BYTES: Final = 64 << 10  # limit of one number with the spaces around it
 _PIECE_BYTES: Final = 2 << 10
 _STRINGS_AT_ONCE: Final = 64

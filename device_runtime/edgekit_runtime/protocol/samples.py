@@ -39,7 +39,7 @@ from edgekit_runtime.errors import DataError
 from edgekit_runtime.records import dataclass
 
 SAMPLES_FILE: Final = "samples.json"
-"""The file in the agent's folder with the fleet's orders for the service."""
+"""The file in the agent's folder with the fleet's orders, which the service follows."""
 
 TRIGGERS: Final[Mapping[str, str]] = {
     "uncertain": "the two best scores, or the score of a box and its complement, differ by at most the"

@@ -11,7 +11,7 @@ from edgekit_runtime.dataclass_json import Range, to_plain
 from edgekit_runtime.records import dataclass
 
 STREAMS_FILE: Final = "streams.json"
-"""The file in the agent's folder with the streams that the fleet wants from the service."""
+"""The file in the agent's folder with the streams of the fleet, which the service runs."""
 
 MAX_PIXELS: Final = 1 << 27
 MAX_RATE: Final = 192_000

@@ -23,7 +23,7 @@ from edgekit_runtime.protocol.samples import SampleOrder, SampleTrigger
 from edgekit_runtime.records import dataclass
 
 KEPT: Final = "kept"
-"""The kind of trigger that applications use. It draws no samples itself."""
+"""The kind of trigger with which applications keep samples. It draws nothing itself."""
 
 _DAY_S: Final = 86_400.0
 _MIN_CREDIT: Final = 4.0

@@ -19,7 +19,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
 
 SAMPLES_FOLDER: Final = "samples"
-"""A folder in the agent's folder."""
+"""The folder of samples in the agent's folder."""
 
 _LEFTOVER_S: Final = 3600.0  # older temporary files are of a run that was cut off
 _OWED: Final = ("kept", "random")  # kinds that go last

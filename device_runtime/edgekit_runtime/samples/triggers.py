@@ -41,7 +41,7 @@ class Observation:
 
 
 Judge: TypeAlias = Callable[[Observation, SampleTrigger], bool | None]
-"""Returns whether the trigger applies, or None if this package does not show it."""
+"""Returns whether the trigger applies, or None if that cannot be known for this package."""
 
 
 def _is_uncertain(observation: Observation, trigger: SampleTrigger) -> bool | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgekit_runtime.records import dataclass
 
-TIE_SHARE: Final = 0.02  # too small a difference to notice; it may be reversed on another day
+TIE_SHARE: Final = 0.02  # too small a difference to notice. It may be reversed on another day
 _LEAST_S: Final = 1e-6  # a clock may stand still during an inference
 Name = TypeVar("Name")
 

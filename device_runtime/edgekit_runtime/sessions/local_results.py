@@ -28,7 +28,7 @@ from edgekit_runtime.system.own_process import count_cores
 from edgekit_runtime.system.paths import find_cache_folder
 
 MAX_RESULTS: Final = 256
-"""The newest results of each kind are kept."""
+"""The maximum number of stored results of each kind."""
 
 _PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo
 

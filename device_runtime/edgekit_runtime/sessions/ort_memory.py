@@ -13,7 +13,7 @@ from typing import Final
 _M_TRIM_THRESHOLD: Final = -1  # mallopt's names, see malloc.h of glibc
 _M_MMAP_THRESHOLD: Final = -3
 _LOADING_THRESHOLD_BYTES: Final = 64 * 1024
-# The values that glibc itself reaches in a process that has freed large blocks; they keep runs fast.
+# The values that glibc itself reaches in a process that has freed large blocks. They keep runs fast.
 _RUNNING_THRESHOLD_BYTES: Final = 32 * 1024 * 1024
 _OTHERS_S: Final = 10.0  # wait for a session under creation: longer than most take
 _loading = threading.Lock()

@@ -12,8 +12,8 @@ from edgekit_runtime.tensors import Array
 
 _ROUNDING: Final = 1e-3  # kernels for other sizes may differ by this share of a row's largest value
 _EPSILONS: Final = 16.0  # of a dtype: sums of some hundred values in another order differ by these
-# Larger and smaller than the given row: beside a row of 16 times its size, the 256 steps of one 8-bit scale
-# leave it 8 or 16, and its answer is off by some per cent.
+# Other rows are larger or smaller by this factor. Beside a row of 16 times its size, the 256 steps of one
+# 8-bit scale leave a row 8 or 16, and its answer is off by some per cent.
 _FACTOR: Final = 16.0
 
 

@@ -18,7 +18,7 @@ from edgekit_runtime.sessions.session import Session
 if TYPE_CHECKING:
     from edgekit_runtime.tasks.answerer import Answerer
 
-_EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
+_EXACT_KINDS = "biu"  # bool and integers, as float64 cannot hold all of them
 
 
 @dataclass(frozen=True, slots=True)

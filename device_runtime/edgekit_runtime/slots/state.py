@@ -19,7 +19,7 @@ from edgekit_runtime.package.manifest_entries import require_token
 from edgekit_runtime.records import dataclass
 
 FORMAT: Final = 1
-MAX_REJECTIONS: Final = 16  # the file stays small; older ones are forgotten
+MAX_REJECTIONS: Final = 16  # the file stays small. Older ones are forgotten
 MAX_REASON_LENGTH: Final = 500
 UNPROVEN, HEALTHY, REJECTED = "unproven", "healthy", "rejected"
 

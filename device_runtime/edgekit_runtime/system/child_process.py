@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Output: TypeAlias = Literal["drop", "keep", "log"]
-"""Use of a child's standard output. With `log`, both of its outputs go to our standard error."""
+"""The use of a child's standard output. With `log`, both of its outputs go to our standard error."""
 
 _PARENT: Final = "EDGEKIT_PARENT"  # variable of a child with its parent's process id
 _ROOT: Final = Path("/")  # only root can put modules there

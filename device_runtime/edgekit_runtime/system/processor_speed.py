@@ -24,7 +24,7 @@ _ENOUGH_CHECKS: Final = 20
 _RECENT_CHECKS: Final = 100
 _RARE_SHARE: Final = 1 / 3
 _MOST_WORK_S: Final = 0.5e-3  # several slices of an evenly spread quota: a slice is 0.05 ms or more
-_TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches cost up to a fifth
+_TOLERANCE: Final = 0.25  # a shared core is half as fast at this work. Caches cost up to a fifth
 
 
 class SpeedGate:

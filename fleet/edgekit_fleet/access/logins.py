@@ -28,7 +28,7 @@ MAX_SPREAD: Final = 100  # failures a minute, of a name at many addresses, or an
 MAX_TOTAL: Final = 200  # failures a minute of all: each takes a core for about 0.1 s
 _MAX_ALARMS: Final = 60  # a minute
 _WRONG: Final = "name or password is wrong, or the one-time code"
-_NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write to the store
+_NOTE_S: Final = 60.0  # precision of `seen_at`. Otherwise each page would write to the store
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _HEADERS: Final = {
     "x-content-type-options": "nosniff",
 }
 _BY_TLS_ALONE: Final = ("strict-transport-security", "max-age=31536000")
-_COMPRESSION: Final = 5  # of 1..9; a page of 200 kB takes 4 ms
+_COMPRESSION: Final = 5  # of 1..9. A page of 200 kB takes 4 ms
 
 
 class _Headers:

@@ -28,7 +28,7 @@ from edgekit_fleet.store.tables import AuditRow, DeviceRow
 from edgekit_runtime.errors import OutputError
 
 _POLL_S: Final = 0.1
-_EVENT_S: Final = 1.0  # least time between events of a page; the first one after a quiet time goes at once
+_EVENT_S: Final = 1.0  # least time between events of a page. The first one after a quiet time goes at once
 _QUIET_S: Final = 15.0
 _LONGEST_S: Final = 600.0  # then the browser connects again, and its login is checked again
 _RETRY_S: Final = 2.0

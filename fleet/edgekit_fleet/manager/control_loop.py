@@ -57,7 +57,7 @@ from edgekit_runtime.errors import (
 _BATCH_S: Final = 0.2  # a transaction costs as much as thirty messages
 _READ_S: Final = 0.002  # for messages that came meanwhile
 _MESSAGES_A_TURN: Final = 1000
-_MESSAGES_BESIDE_A_WAVE: Final = 20  # each costs as much as three documents; the rest waits
+_MESSAGES_BESIDE_A_WAVE: Final = 20  # each costs as much as three documents. The rest waits
 _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0

@@ -54,11 +54,11 @@ BURST: Final = 100  # messages
 _EVENTS_A_MINUTE: Final = 10
 _ENTRIES_A_DAY: Final = 300  # of a device in the audit log, from which nothing can be deleted
 _VERSIONS_A_DAY: Final = 128  # five times the models that one document holds
-_MAX_NAME: Final = 128  # characters; see `tables.NAME`
+_MAX_NAME: Final = 128  # characters. See `tables.NAME`
 _INSTANCES: Final = 4
 _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
-MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
+MAX_PENDING: Final = 100_000  # messages. The broker's own queue is behind it
 _MAX_PENDING_BYTES: Final = 128 << 20
 _MOST_HELD: Final = 1 << 52
 _IS_MEMBER: Final = DeviceRow.revoked_at.is_(None)
@@ -99,8 +99,8 @@ class KnownDevice:
     will_sha256: str = ""
     sent_at: float = 0.0
     asked_at: float = 0.0
-    alarmed_at: dict[str, float] = field(default_factory=dict)  # action -> when it was last alarmed
-    envelope_hashes: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
+    alarmed_at: dict[str, float] = field(default_factory=dict)  # time of the last alarm by action
+    envelope_hashes: dict[str, int] = field(default_factory=dict)  # hash of the last envelope by kind
     events: list[float] = field(default_factory=list)
     is_late: bool = False  # a document had a lower number than one before, or was dropped
     attributes_hash: int = 0

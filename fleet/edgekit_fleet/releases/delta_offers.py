@@ -27,7 +27,7 @@ from edgekit_runtime.package.manifest import Manifest
 
 MAX_DELTAS: Final = 4
 """The maximum number of deltas per package. It is small because deltas take space in a desired document."""
-_MAX_S: Final = 120.0  # for all packages of a release; a package without a delta by then is downloaded whole
+_MAX_S: Final = 120.0  # for all packages of a release. A package without a delta by then is downloaded whole
 _ID_DIGITS: Final = 12
 _MAX_PACKAGE_BYTES: Final = 128 << 20  # making a delta takes about 20 times this memory
 

@@ -23,7 +23,7 @@ from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 MANAGER_ROLE: Final = "manager"
-"""Name of the key that signs desired documents."""
+"""The name of the key that signs desired documents."""
 _NEXT: Final = ".next"
 
 

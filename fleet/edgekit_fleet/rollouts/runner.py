@@ -60,7 +60,7 @@ OPEN_STATES: Final = ("running", "paused", "returning")
 LOG_ACTION: Final = "rollout.log"
 _JOIN_S: Final = 10.0
 _DEVICES_PER_S: Final = 2000
-_DEVICES_PER_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
+_DEVICES_PER_TURN: Final = 900  # a commit waits for the disk. A statement may have 999 parameters
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
 

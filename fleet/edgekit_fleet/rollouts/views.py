@@ -26,7 +26,7 @@ from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 
-_BATCH: Final = 500  # devices; a statement may have 999 parameters
+_BATCH: Final = 500  # devices. A statement may have 999 parameters
 
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:

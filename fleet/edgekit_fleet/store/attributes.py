@@ -15,8 +15,8 @@ CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
 """Facts that change with nearly every report. They cannot be searched for."""
 MODEL: Final = "model:"
 """The prefix of the attribute of a model. Its value is the version that runs."""
-_MOST: Final = 256  # attributes that a device states; a report has room for thousands
-_BATCH: Final = 500  # devices; a statement may have 999 parameters
+_MOST: Final = 256  # attributes that a device states. A report has room for thousands
+_BATCH: Final = 500  # devices. A statement may have 999 parameters
 
 
 def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:

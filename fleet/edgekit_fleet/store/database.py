@@ -53,7 +53,7 @@ _POSTGRESQL: Final[Mapping[str, str | int]] = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,  # ms; a server whose machine is gone does not answer
+    "tcp_user_timeout": 10_000,  # ms. A server whose machine is gone does not answer
     "options": "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=60s",
     "application_name": "edgekit",
 }

@@ -49,7 +49,7 @@ _BODY_S: Final = 10.0
 _RECORD_BYTES: Final = 4 << 10
 _CHUNK_BYTES: Final = (
     16 << 10
-)  # that a download reads at a time; Starlette's 64 KiB are 32 MiB for 500 slow ones
+)  # that a download reads at a time. Starlette's 64 KiB are 32 MiB for 500 slow ones
 _log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)

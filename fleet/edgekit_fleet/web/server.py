@@ -44,7 +44,7 @@ _MIN_BYTES_PER_S: Final = 256  # at less the agent gives up by itself, see `arti
 _BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS, and 256 KiB to read into
 _UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a slow client
 _TRIM_EVERY_S: Final = 1
-# Of 32 and 64 bits, in `struct tcp_info` of linux/tcp.h; of a socket that listens, `tcpi_unacked` counts the
+# Of 32 and 64 bits, in `struct tcp_info` of linux/tcp.h. Of a socket that listens, `tcpi_unacked` counts the
 # connections that wait to be accepted.
 _UNACKED, _BYTES_ACKED = 24, 120
 

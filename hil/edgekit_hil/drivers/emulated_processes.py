@@ -28,7 +28,7 @@ _MOUNT_SETATTR, _NO_FOLDER, _BELOW, _ATTRIBUTE_READ_ONLY = 442, -100, 0x8000, 0x
 _ALL_USERS: Final = "0 0 4294967295\n"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-# In /proc; container runtimes make the same ones read-only.
+# In /proc. Container runtimes make the same ones read-only.
 _KERNEL_SETTINGS: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 _BINFMT: Final = Path("/proc/sys/fs/binfmt_misc")
 # The first bytes of a program: ELF, 64 bits, little-endian, executable or shared, machine 183 (aarch64).

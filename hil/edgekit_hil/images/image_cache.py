@@ -33,7 +33,7 @@ from edgekit_host.pinned_packages import read_pinned
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.paths import find_cache_folder
 
-LEAST_FREE_BYTES: Final = 5 << 29  # 1.2 GB stay; a second root, the kernel's package and wheels beside them
+LEAST_FREE_BYTES: Final = 5 << 29  # 1.2 GB stay, beside a second root, the kernel's package and wheels
 
 _MOST_IMAGES: Final = 2
 _VERSIONS: Final = "versions.txt"

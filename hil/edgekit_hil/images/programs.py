@@ -11,7 +11,7 @@ from edgekit_runtime.system.child_process import describe_end, run_program
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 _LIMIT_S: Final = 900.0
 
-# program -> its Debian package
+# The Debian package of each program.
 _PACKAGES: Final[Mapping[str, str]] = {
     "apt-get": "apt",
     "dpkg-deb": "dpkg",

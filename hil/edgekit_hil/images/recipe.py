@@ -37,7 +37,7 @@ TEST_MODULES: Final = tuple(
     """.split()
 )
 
-# Those that a Raspberry Pi 5 gets without asking for more; their packages are those of a device.
+# Those that a Raspberry Pi 5 gets without asking for more. Their packages are those of a device.
 ENGINES: Final = tuple(name for name in PINNED_ENGINES if name not in load_target("rpi5").backend.optional)
 # Further imports of the runtime's tests.
 TEST_WHEELS: Final = ("zstandard==0.25.0", "pillow==13.0.0", "pytest==9.2.0")

@@ -18,7 +18,7 @@ _PROBE_LIMIT_S: Final = 60.0
 _UPLOAD_LIMIT_S: Final = 1800.0
 _INSTALL_LIMIT_S: Final = 1800.0  # of a slow card
 _PREFIX: Final = "/opt/edgekit"
-_RECEIVE: Final = (  # 75 is flock's own exit code then, and none of tar's
+_RECEIVE: Final = (  # flock exits with 75 if the lock is taken, and tar never does
     f"mkdir -p {_PREFIX} && cd {_PREFIX} && flock -n -E 75 lock"
     " sh -c 'rm -rf stage && mkdir -m 700 stage && tar -xf - -C stage' || { code=$?; [ $code != 75 ] ||"
     " echo 'another installation is running on this device; wait for it' >&2; exit $code; }"

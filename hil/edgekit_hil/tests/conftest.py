@@ -20,7 +20,7 @@ from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 _OF_TIME: Final = ("s", "ms", "mJ")
 _BENCHES: Final = pytest.StashKey[list[BenchFile]]()
-_MOST_POINTS: Final = 1000  # of a curve; a plot shows no more, and evidence is committed
+_MOST_POINTS: Final = 1000  # of a curve. A plot shows no more, and evidence is committed
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from edgekit_runtime.system.engines import find_engine
 
 POWER_S: Final = 30
 _MODEL: Final = "mnist5k_dscnn"
-_MOST_MEMORY_ERROR: Final = 0.1  # of the measured peak; without an estimate of the model, `large` is 35 % off
+_MOST_MEMORY_ERROR: Final = 0.1  # of the measured peak. Without an estimate of the model, `large` is 35 % off
 
 
 def measure(device: Device, package: Path, seconds: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
 
-# In the order of a first use; the text is what `edgekit device --help` shows.
+# In the order of a first use. The text is what `edgekit device --help` shows.
 COMMANDS = {
     "install": "Install or upgrade edgekit on a device.",
     "status": "Show what a device is and what runs on it.",

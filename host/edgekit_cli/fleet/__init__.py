@@ -7,7 +7,7 @@ import click
 from edgekit_cli.fleet.fleet_options import keep_server
 from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
 
-# In the order of a first use; the text is what `edgekit fleet --help` shows.
+# In the order of a first use. The text is what `edgekit fleet --help` shows.
 COMMANDS = {
     "demo": "See a fleet on this machine: a good release, a bad one, a network cut.",
     "up": "Start the manager, its broker and its web server on this machine.",

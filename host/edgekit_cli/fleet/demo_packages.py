@@ -23,12 +23,12 @@ _OUTPUT: Final = "scores"
 _FEATURES: Final = 64
 _HIDDEN: Final = 256
 _CLASSES: Final = 10
-_SPREAD: Final = 2.0  # spread of a class around its centre; the centres have a spread of 1
+_SPREAD: Final = 2.0  # spread of a class around its centre. The centres have a spread of 1
 _POINTS: Final = 4000
 _TESTED: Final = 500
 _OPSET: Final = 17
 _SIGNER: Final = "demo"
-# Version -> noise on the last weights, relative to their spread.
+# The noise on the last weights of each version, relative to their spread.
 _NOISES: Final = {"1.0.0": 0.0, "1.1.0": 0.02, "1.2.0": 1.5, "1.3.0": 0.02}
 
 

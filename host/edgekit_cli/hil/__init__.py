@@ -5,7 +5,7 @@ import importlib.util
 from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
 from edgekit_runtime.errors import BenchError
 
-# In the order of a first use; the text is what `edgekit hil --help` shows.
+# In the order of a first use. The text is what `edgekit hil --help` shows.
 COMMANDS = {
     "init": "Describe a bench: the device, its power switch, its meter.",
     "run": "Run the tests on a bench, and keep the evidence.",

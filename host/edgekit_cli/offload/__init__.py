@@ -4,7 +4,7 @@ import click
 
 from edgekit_cli.lazy_commands import OrderedGroup, lazy_commands
 
-# In the order of a first use; the text is what `edgekit offload --help` shows.
+# In the order of a first use. The text is what `edgekit offload --help` shows.
 COMMANDS = {
     "demo": "See a slow device, a server and a changing link, on this machine.",
     "profile": "Measure a model's kernels, and the link to a server.",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.offload.measurement.link_probe import LinkProbe
 
 _MAX_KERNELS = 10  # kernels
-_NAME_CHARS = 30  # characters of a name; converters join several, and a row should fit into a line
+_NAME_CHARS = 30  # characters of a name. Converters join several, and a row should fit into a line
 _LEAST_SCALE, _MOST_SCALE = 0.8, 1.25  # how much kernel times may be scaled so that their sum is a whole run
 _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 

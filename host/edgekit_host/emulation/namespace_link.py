@@ -31,11 +31,11 @@ DEVICE_HOST: Final = "10.77.0.1"
 SERVER_HOST: Final = "10.77.0.2"
 _INTERFACE: Final = "edgekit0"
 _MTU_BYTES: Final = 1500
-_TCP_PAYLOAD_BYTES: Final = 1448  # payload of a packet with time stamps; the rest is headers of IP and TCP
+_TCP_PAYLOAD_BYTES: Final = 1448  # payload of a packet with time stamps. The rest is headers of IP and TCP
 _TUNSETIFF: Final = 0x4004_54CA
 _IFF_TUN_NO_PI: Final = 0x1001
-_QUEUE_BYTES: Final = 1 << 20  # TCP keeps far less in the queue; a full queue would drop packets
-# `tbf` passes a burst without delay; the clock below counts it. The burst never becomes smaller: a packet of
+_QUEUE_BYTES: Final = 1 << 20  # TCP keeps far less in the queue. A full queue would drop packets
+# `tbf` passes a burst without delay. The clock below counts it. The burst never becomes smaller: a packet of
 # several segments that is larger than a new burst would block the head of the queue for ever.
 _BURST_BYTES: Final = 16_000
 _MOST_PACKETS: Final = 64  # packets read from one side before the other side's turn

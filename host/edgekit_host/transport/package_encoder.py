@@ -60,10 +60,10 @@ WORTH: Final = 0.8
 """A coded file or delta is offered only if its size is below this share of the package's size."""
 WORDS_END: Final = bytes(range(0xC0, 0xE0))
 """Bytes after the words. The packed words end within them, so they do not depend on what follows."""
-_GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many bytes
+_GRAM_BYTES: Final = 8  # shortest piece to copy. A run costs about as many bytes
 _RUN_BYTES: Final = 5
 _LEAST_TENSOR_BYTES: Final = 16
-_CODES_FACTORS: Final = (1.0, 0.8, math.inf)  # of the estimated size of codes; all are tried
+_CODES_FACTORS: Final = (1.0, 0.8, math.inf)  # of the estimated size of codes. All are tried
 _TRIED_PACKAGE_BYTES: Final = 1 << 18  # if larger, only the first factor is tried. Others save 0.1 %
 _QUICK_BYTES: Final = 64 << 10  # of a stream that is packed with all models
 _TRIMMED_BYTES: Final = 1 << 20
@@ -75,11 +75,11 @@ _HALF_EXPONENTS: Final = (-24, 15)  # of float16
 _NOISE_SEEDS: Final = 64  # of golden inputs, one each
 _MAX_MULTIPLE: Final = 0x7FFF
 _GOLDEN: Final = "golden/"
-_TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
+_TRIED_BYTES: Final = 4 << 10  # of float16 weights that are compared first. Most steps do not fit them
 _UNKNOWN_BYTES: Final = 64 << 10  # a larger member without known tensors is compared in place
 _MAX_SEARCHED_BYTES: Final = (
     2 << 20
-)  # of what is neither tensor nor equal in place; the index takes 100 x that
+)  # of what is neither tensor nor equal in place. The index takes 100 times that
 
 
 @dataclass(frozen=True, slots=True)

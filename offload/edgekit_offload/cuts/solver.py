@@ -40,7 +40,7 @@ from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_runtime.errors import CutError
 
 MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan
-_MAX_ENUMERATED_TIERS: Final = 2_000_000  # tiers of kernels in all of them; it takes seconds
+_MAX_ENUMERATED_TIERS: Final = 2_000_000  # tiers of kernels in all of them. It takes seconds
 FEW_PLACEMENTS: Final = 1000  # are compared in less time than the solver takes
 _GAP: Final = 1e-9  # share of the optimum: the gap between a plan and its bound that rounding may leave
 _LIMITS_AT_ONCE: Final = 8  # that are added to a program after each solution that breaks some
@@ -49,7 +49,7 @@ _OPTIONS: Final = {
     "output_flag": False,
     "presolve": "off",  # costs more than it saves, and each solution starts from the last one
     "threads": 1,
-    "time_limit": 10.0,  # seconds of a mixed-integer program; its best solution by then carries its gap
+    "time_limit": 10.0,  # seconds of a mixed-integer program. Its best solution by then carries its gap
     "mip_rel_gap": 0.0,
     "mip_feasibility_tolerance": _GAP,
     "primal_feasibility_tolerance": _GAP,

@@ -18,7 +18,7 @@ _LINK_TOP, _LINK_BOTTOM = 34.0, 88.0
 _RIBBON_TOP: Final = 104.0
 _TOP, _BOTTOM = 148.0, 390.0
 _COLORS: Final = 8
-_WORST: Final = 2.0  # seconds; slower answers are drawn at the upper edge
+_WORST: Final = 2.0  # seconds. Slower answers are drawn at the upper edge
 _CHARACTER: Final = 7.0  # width of a character
 
 

@@ -33,7 +33,7 @@ _LISTEN: Final = {
     "tls_key": "/etc/edgekit/tls/tls.key",
     "token_file": "/etc/edgekit/token/token",
 }
-_DEVICES: Final = 1024  # devices of a replica; they take at most 256 MiB, a quarter of its limit
+_DEVICES: Final = 1024  # devices of a replica. They take at most 256 MiB, a quarter of its limit
 _GPU: Final = {"nvidia.com/gpu": "1"}
 _CONTAINERFILE: Final = """\
 # `edgekit` is the image of deploy/Containerfile.

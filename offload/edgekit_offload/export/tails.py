@@ -21,7 +21,7 @@ from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-_LARGEST_MODEL_BYTES: Final = 1_900_000_000  # protobuf's limit is 2 GiB; a file beside it has larger weights
+_LARGEST_MODEL_BYTES: Final = 1_900_000_000  # protobuf's limit is 2 GiB. A file beside it has larger weights
 _WEIGHTS_FILE: Final = "weights.bin"
 
 

@@ -22,7 +22,7 @@ LOSSY_SAMPLES: Final = 100
 """The number of samples to estimate the loss of a coding. If 0.15 % of answers change, most draws of 16
 samples show no change."""
 _INT8_SAMPLES: Final = 16
-"""The number of samples for int8, which lost at most a fifth of the usual limit
+"""The number of samples to estimate the loss of int8, which was at most a fifth of the usual limit
 (docs/benchmarks/offload.md)."""
 # Logits and pooled features: near ties are frequent, no average over positions hides the rounding, and twice
 # the bytes are still within three packets.
@@ -62,7 +62,7 @@ CUT_CODINGS: Final[dict[str, CutCoding]] = {
     "raw": CutCoding(bits=FLOAT_BITS),
     # One range for a sample, or for each channel, changed up to 3 % of answers (benchmarks/offload_codec.py):
     # a few large values make the step too wide for others. With 8 bits, groups of 32 changed 6 answers of
-    # 2,000 behind the first layer of ResNet8; groups of 16 change 2, for 9 % more bytes after zstd. With 4
+    # 2,000 behind the first layer of ResNet8. Groups of 16 change 2, for 9 % more bytes after zstd. With 4
     # bits, the ends of the ranges of groups of 16 would be a third of all bytes.
     "int8": CutCoding(bits=8, group=16, wide_values=_SMALL_VALUES, min_samples=_INT8_SAMPLES),
     # Few cuts: mostly they lose too much, and would leave no room for better ones.
@@ -74,7 +74,7 @@ EXACT_UPLOADS: Final = frozenset({"raw", "uint8", "delta"})
 """The codings that restore uploaded samples exactly, unless the tensor states how it is rounded."""
 _WIDE_LEVELS: Final = 65535
 # Ends of a group's range in 255ths of the sample's span changed 5 answers of 128 where one channel spans 130
-# and most span 9; in 65535ths they change 1. Least width of the range, in 65535ths: if another processor
+# and most span 9. In 65535ths they change 1. Least width of the range, in 65535ths: if another processor
 # computes values that differ by a 4000th of the span, codes move by 16 and no further. Codes of 8 bits over
 # 256 such steps are 16 bits of the sample's span, so nothing is lost.
 _LEAST_WIDTH: Final = 256

@@ -19,7 +19,7 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.tensors import TensorSpec
 
 WHOLE_ONLY: Final = "it can only run whole: on the device, or on the server"
-MAX_MODEL_BYTES: Final = (1 << 31) - 1  # limit of protobuf; larger models keep weights in other files
+MAX_MODEL_BYTES: Final = (1 << 31) - 1  # limit of protobuf. Larger models keep weights in other files
 BATCH: Final = -1  # in a shape: the number of rows of the request
 _SHAPE_OPS: Final = frozenset({"Shape", "Size"})
 _LOG_FATAL_ONLY: Final = 4

@@ -31,7 +31,7 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 DECODER_SUFFIX: Final = ".reply.head"  # of the decoder of replies, which devices alone run, as heads
 WEIGHTS_PATH: Final = "model.onnx"  # the toolkit's name of the model in a package
-_SMALL_BYTES: Final = 1024  # weights up to this size stay in the submodel; a reference takes 100 bytes
+_SMALL_BYTES: Final = 1024  # weights up to this size stay in the submodel. A reference takes 100 bytes
 _DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 
 

@@ -29,18 +29,18 @@ from edgekit_offload.partition.opened_model import Feeds, OpenedModel, open_mode
 from edgekit_offload.planning.costs import TENSOR_BYTES, CodedTensors
 from edgekit_runtime.tensors import Array, TensorSpec
 
-COMPRESSION_PAYS: Final = 0.95  # share of the uncompressed size; above, compression is left out
+COMPRESSION_PAYS: Final = 0.95  # share of the uncompressed size. Above, compression is left out
 _TENSOR: Final = "tensor"  # its name in sessions that only code
 # What is coded of a tensor: of each sample at most so many values, spread over it, and no further samples
-# after so many bytes. The tensors of a photograph of 640 x 640 would be a gigabyte; cuts are measured whole.
+# after so many bytes. The tensors of a photograph of 640 x 640 would be a gigabyte. Cuts are measured whole.
 _PART_VALUES: Final = 1 << 16
 _PART_PIECES: Final = 8
 _ENOUGH_BYTES: Final = 5e5
-_RECORDED_BYTES: Final = 1e9  # of all tensors; then no further sample is run
+_RECORDED_BYTES: Final = 1e9  # of all tensors. Then no further sample is run
 _OPSET: Final = 17  # codings are the same in all opsets
 _ZSTD_LEVEL: Final = 1
 _LEAST_CLASSES: Final = 2
-_MAX_SESSIONS: Final = 256  # of codings, kept for other plans; a session of a coding has some kilobytes
+_MAX_SESSIONS: Final = 256  # of codings, kept for other plans. A session of a coding has some kilobytes
 
 
 @dataclass(frozen=True, slots=True)

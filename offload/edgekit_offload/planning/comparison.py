@@ -30,7 +30,7 @@ from edgekit_runtime.offload.cut_table import CutTable
 from edgekit_runtime.offload.latency_model import Conditions, predict_s, reserved_server_s
 
 MAX_SAMPLES: Final = 16  # samples on which the sizes of all tensors are measured
-MAX_DEVICES: Final = 100_000  # devices of a server; more are not counted
+MAX_DEVICES: Final = 100_000  # devices of a server. More are not counted
 _LARGE_SPREAD: Final = 0.1  # a profile with a larger spread gets a warning
 
 

@@ -35,7 +35,7 @@ from edgekit_runtime.offload.offload_plan import Compression, OffloadPlan, PlanC
 
 MAX_CUTS: Final = 8
 _MAX_SHARED_CUTS: Final = 3  # of codings without a limit of their own, beside the best of each coding
-MAX_ROUNDS: Final = 12  # sweeps; each seeks cuts behind tensors of the last one that leak too much
+MAX_ROUNDS: Final = 12  # sweeps. Each seeks cuts behind tensors of the last one that leak too much
 MAX_FIRST_CUTS: Final = 2  # first cuts of placements on three tiers
 _LOADS: Final = ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0))  # slowdowns of device, server in the search
 _SLOW_START: Final = (0.25, 0.5)  # shares of the lowest bandwidth: TCP's slow start makes a link seem slower

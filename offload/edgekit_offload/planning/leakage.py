@@ -19,16 +19,16 @@ from edgekit_runtime.errors import CutError
 
 MAX_SAMPLES: Final = 2000
 MAX_VALUES: Final = 2048  # rebuilt values of an input: a random sample with the mean error of all
-MAX_FEATURES: Final = 16_384  # sent values; more are added up in random groups, which weakens the attacker
+MAX_FEATURES: Final = 16_384  # sent values. More are added up in random groups, which weakens the attacker
 MAX_DB: Final = 100.0  # counts as rebuilt exactly
 LEAST_SAMPLES: Final = 20
 LEAST_FOR_LIMIT: Final = 1000
 """The minimum number of samples for a limit on leakage. With fewer samples the attacker learns too little,
 and plans that leak would pass."""
-_MATCH_SAMPLES: Final = 256  # used to find the sent value most like a wanted one; the fit uses all
+_MATCH_SAMPLES: Final = 256  # used to find the sent value most like a wanted one. The fit uses all
 _STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, in shares of the mean variance
 _HELD_OUT_SHARE: Final = 0.2
-_CHOICE_SHARE: Final = 0.1  # share of the samples that choose the attack; the figure comes from others
+_CHOICE_SHARE: Final = 0.1  # share of the samples that choose the attack. The figure comes from others
 
 _MEAN, _COPY = "mean", "copy"  # attacks beside the ridge: the mean input; the most similar sent value
 

@@ -25,7 +25,7 @@ _URL: Final = re.compile(r"https?:.*")
 _NO_ACCESS: Final = (401, 403)
 _WARMUP: Final = 3
 _LEAST_RUNS: Final = 5
-_LEAST_SHARE: Final = 0.05  # of a request; at least this counts as work of the server
+_LEAST_SHARE: Final = 0.05  # share of a request that counts as work of the server at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from edgekit_runtime.offload.latency_model import Conditions, LinkState
 from edgekit_runtime.offload.objectives import SERVER_SECONDS
 
 _LATENCY: Final = "latency"
-_SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integer program
+_SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths. Each needs a mixed-integer program
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from edgekit_runtime.system.child_process import ProgramResult, describe_end, ru
 from edgekit_runtime.tensors import Array
 
 MEASURE: Final = ("offload", "measure")
-_LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up; the job's own time is added
+_LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up. The job's own time is added
 _SSH_FAILED: Final = 255
 _NOT_FOUND: Final = 127  # exit code of a shell
 _MAX_RESULT_BYTES: Final = 256 << 20

@@ -63,7 +63,7 @@ _MAX_BYTES: Final = 1 << 29
 _COPIES: Final = 3
 # Tensors of these types have no gradient.
 _COUNTED: Final = frozenset({TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8})
-_LEAST_POWER: Final = 1e-10  # of an output, as a share of its mean square; rounding makes less
+_LEAST_POWER: Final = 1e-10  # of an output, as a share of its mean square. Rounding makes less
 _MIN_GAIN: Final = 0.1  # of the noise, for a result to be of use
 
 

@@ -29,7 +29,8 @@ takes 128 MB. Wider layers are not rounded."""
 _LEAST_NOISE: Final = 1e-12  # float32 has no finer steps of a bias
 _REFITS: Final = 2  # fits of a step to its codes. Further fits change nothing
 
-# The step of each row, float64 [G, R, 1], from a layer and its rows; None to choose the one of least error.
+# Takes a layer and its rows. Returns the step of each row, float64 [G, R, 1], or None for the step of least
+# error.
 ChooseStep = Callable[[Layer, Floats], Floats | None]
 
 

@@ -13,7 +13,7 @@ from edgekit_toolkit.costs.ort_arena import Arena, Block
 from edgekit_toolkit.onnx_graph.index import attribute, reads
 from edgekit_toolkit.onnx_graph.ort_graph import BLOCKED_DOMAIN, EngineGraph, EngineTensor
 
-_RUNS: Final = 3  # a second run may need more, as the arena is split by then; a third seldom does
+_RUNS: Final = 3  # a second run may need more, as the arena is split by then. A third seldom does
 # Kernels whose output is another view of their input.
 _VIEWS: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"})
 # Kernels that may overwrite their first input if nothing reads it later. Add and the like are not among them

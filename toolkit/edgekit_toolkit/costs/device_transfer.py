@@ -99,7 +99,7 @@ _SHARINGS: Final = tuple(
     for alone_s in (10e-6, 20e-6, 40e-6, 80e-6)
     for share in (0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.12)
 )
-_MOST_LEFT: Final = 0.5  # of the squared error by one thread, if threads help; two left 0.09 to 0.15 of it
+_MOST_LEFT: Final = 0.5  # of the squared error by one thread, if threads help. Two left 0.09 to 0.15 of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 _GRAIN_BYTES: Final = 256
 _FIRST_REGION_BYTES: Final = 1 << 20
-# A larger rest of a block is always split off; a smaller one only where it is at least half of the block.
+# A larger rest of a block is always split off, and a smaller one only if it is at least half of the block.
 _MOST_WASTE_BYTES: Final = 128 << 20
 
 

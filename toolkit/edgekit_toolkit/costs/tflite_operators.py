@@ -41,7 +41,7 @@ _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
     "TRANSPOSE_CONV": lambda ins, _: math.prod(ins[2][:3]) * math.prod(ins[1]),
     # Weights [out, in].
     "FULLY_CONNECTED": lambda ins, out: math.prod(out) * ins[1][1],
-    # Matrices [.., rows, inner], or the other way round; either side's batch may be broadcast.
+    # Matrices [.., rows, inner], or the other way round. Either side's batch may be broadcast.
     "BATCH_MATMUL": lambda ins, out: math.prod(out) * math.prod(ins[0][-2:]) // out[-2],
 }
 # Work that is not counted, so 0 would be wrong: other sub-graphs, and layers whose steps follow one another.

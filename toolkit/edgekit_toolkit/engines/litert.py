@@ -21,7 +21,7 @@ from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from edgekit_toolkit.targets.spec import Target
 
-_CODES_RANGE: Final = (-8.0, 8.0)  # of all 8-bit codes; the values do not matter
+_CODES_RANGE: Final = (-8.0, 8.0)  # of all 8-bit codes. The values do not matter
 
 
 def _open_quantizer(

@@ -26,7 +26,7 @@ CONFIDENT: Final = 0.25
 OVERLAP: Final = 0.5  # overlap of two boxes that count as one, within a model and between two
 _MOST_BOXES: Final = 300  # best boxes of each sample
 _LEAST_ANCHORS: Final = 16  # boxes with a score for each class: with fewer, axes cannot be told apart
-# Coordinates in pixels reach at least as far; raw offsets do not.
+# Coordinates in pixels reach at least as far. Raw offsets do not.
 _MIN_EXTENT: Final = 16
 _MAX_SHARE: Final = 2.0  # boxes in shares of the input reach no further
 _ROUNDING: Final = 1e-3

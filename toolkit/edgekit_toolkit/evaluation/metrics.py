@@ -42,12 +42,12 @@ from edgekit_toolkit.samples.truth import TrueBoxes, TrueMask, TrueSteps, TrueTe
 Outputs = Mapping[str, NDArray[Any]]
 # Class numbers, int64 [samples], or objects [samples] of a record of `samples.truth`.
 Labels = NDArray[Any] | None
-# (outputs, outputs of the float source model, labels [samples] or None) -> scores [samples]
+# Takes outputs, those of the float source model, and labels [samples] or None. Returns scores [samples].
 Score = Callable[[Outputs, Outputs, Labels], NDArray[np.float64]]
 # The same for a whole set: one entry of `SetMetric.reduce` for each sample, and one score in all.
 SetScore = Callable[[Sequence[Any], Sequence[Any], Labels], float]
 
-# Boxes of lower scores change no average precision that is worth a look; more than 100 do not count in COCO.
+# Boxes of lower scores change no average precision that is worth a look. More than 100 do not count in COCO.
 _LEAST_SCORE: Final = 0.001
 _MOST_BOXES: Final = 100
 # Smaller maps are too coarse to be pictures.
@@ -828,4 +828,4 @@ _RECORDS: Final[tuple[Metric | SetMetric, ...]] = (
     ),
 )
 METRICS: Final = {metric.name: metric for metric in _RECORDS}
-"""A dict from names to metrics. Add a new metric to `_RECORDS`."""
+"""A dict from names to metrics. For a new metric, add a record to `_RECORDS`."""

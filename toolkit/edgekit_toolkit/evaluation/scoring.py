@@ -28,7 +28,7 @@ from edgekit_toolkit.samples.source import draw_mask
 from edgekit_toolkit.samples.split import Part
 from edgekit_toolkit.samples.truth import truth_array
 
-# Samples in a batch if the model leaves it free; one for models with large activations.
+# Samples in a batch if the model leaves it free and its activations are not too large. Otherwise one.
 _BATCH = 16
 _SMALL_INPUT_BYTES = 1 << 18
 CONFIRMATION_SHARE: Final = 0.5

@@ -23,7 +23,7 @@ from edgekit_toolkit.models.model import Model
 
 _OPSET: Final = 17
 _IR_VERSION: Final = 8  # read by every supported release of onnxruntime
-_SCALE: Final = 0.05  # of all codes; the values do not matter
+_SCALE: Final = 0.05  # of all codes. The values do not matter
 INT8_SUFFIX: Final = "-int8"
 """The suffix of the name of a network with 8-bit codes. The name without it is that of the float network."""
 

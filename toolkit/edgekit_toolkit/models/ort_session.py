@@ -16,7 +16,7 @@ from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds
 
-# Only errors about unusable graphs or nodes; other messages (warnings of fallbacks) are noise here.
+# Only errors about unusable graphs or nodes. Other messages (warnings of fallbacks) are noise here.
 _LOG_FATAL = 4
 
 

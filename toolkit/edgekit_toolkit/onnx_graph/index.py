@@ -17,7 +17,7 @@ from edgekit_toolkit.onnx_graph.traversal import bodies, graphs
 DEFAULT_DOMAINS: Final = frozenset({"", "ai.onnx"})
 STANDARD_DOMAINS: Final = DEFAULT_DOMAINS | {"ai.onnx.ml"}
 
-# Size of each axis; None if it is not a number.
+# The size of each axis, or None if it is not a number.
 Shape = tuple[int | None, ...]
 
 

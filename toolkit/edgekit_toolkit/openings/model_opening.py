@@ -27,7 +27,7 @@ from edgekit_runtime.system.engines import find_engine
 _MODULE: Final = "edgekit_toolkit.openings.child"
 _LIMIT_S: Final = 300.0
 _END_S: Final = 5.0  # for the exit code of a child that closed its channel
-_MAX_REASON: Final = 200  # characters; an engine's last line may be a whole signature of C++
+_MAX_REASON: Final = 200  # characters. An engine's last line may be a whole signature of C++
 _KILLED: Final = "by SIGKILL: often for lack of memory"
 
 PACKAGE_LIMIT_S: Final = 3600.0

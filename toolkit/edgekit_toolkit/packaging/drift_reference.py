@@ -20,7 +20,7 @@ from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.split import Part, feeds_only
 
 _SAMPLES: Final = 128  # samples, each a run of the float model on one thread
-# Beyond this, float32 sums of squares overflow; such values are markers (the lowest float of a mask), not
+# Beyond this, float32 sums of squares overflow. Such values are markers (the lowest float of a mask), not
 # data. In float64: a comparison of halves with a plain float overflows, with a warning on the terminal.
 _LARGEST: Final = np.float64(1e18)
 _STEP: Final = 0.618  # its multiples fill 0..1 evenly and choose values of a large array

@@ -26,7 +26,7 @@ JITTERS: Final = 3
 _CODES: Final = 255
 _MAX_VALUES: Final = 1024  # values that are stored per output and row
 _MAX_PAIRS_OF: Final = 48  # values of the last axis that are compared pair by pair
-# An output that is this many tolerances from another shows all there is.
+# A larger contrast, in tolerances, counts as this one, because it shows nothing more.
 _ENOUGH: Final = 1000.0
 # The tolerance as a share of the output's range, or of each value if the output holds scores of 0..1. Then a
 # score of 1e-6 can also show a fault. Measured: docs/benchmarks.md, `benchmarks/golden_power.py`.
@@ -43,7 +43,7 @@ _FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
 _MIN_ROWS: Final = 2
 _MAX_ROWS: Final = 5
 # If a row costs at most this many multiply-adds, all rows are taken. They take half as long as opening.
-_CHEAP_ROW_MACS: Final = 8e6  # of onnxruntime; `EngineSupport.cheap_row_macs` has that of each engine
+_CHEAP_ROW_MACS: Final = 8e6  # of onnxruntime. `EngineSupport.cheap_row_macs` has that of each engine
 
 Outputs = Sequence[NDArray[Any]]
 

@@ -29,10 +29,10 @@ from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 Array = NDArray[Any]
 Outputs = Mapping[str, Array]
 
-# Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
+# Larger inputs are stored in blocks of equal values. Of larger outputs, every k-th value is stored.
 _MAX_INPUT_ELEMENTS: Final = 1024
 _MAX_OUTPUT_ELEMENTS: Final = 4096
-_MIN_NOISE: Final = 64  # values; fewer cost little as they are
+_MIN_NOISE: Final = 64  # values, as fewer cost little
 _SCALE_DIGIT: Final = 5e-5  # a scale has five digits, and codes stay within the range
 # Other engines and processors round differently. Then codes of an int8 model may differ by a step or two in
 # each layer, a float model only in its last bits.

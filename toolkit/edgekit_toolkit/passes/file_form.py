@@ -11,7 +11,7 @@ from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.onnx_graph.traversal import graphs
 
 TARGET_OPSET: Final = 17
-IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
+IR_VERSION: Final = 8  # of opset 17. Every onnxruntime that we support reads it
 
 
 def separate_weights(model: onnx.ModelProto) -> onnx.ModelProto:

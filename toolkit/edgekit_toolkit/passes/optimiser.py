@@ -28,7 +28,7 @@ MAX_GROWTH: Final = 0.05
 MAX_GROWTH_BYTES: Final = 64 << 10
 
 # Exact rewrites round differently. On PP-OCRv4's detector all passes together move the outputs by 2.9e-5 of
-# their range; onnxruntime's own optimisations move them by 1.5e-5 there and by 8.5e-5 on a MobileNet. A wrong
+# their range. onnxruntime's own optimisations move them by 1.5e-5 there and by 8.5e-5 on a MobileNet. A wrong
 # rewrite moves them by far more.
 EQUAL: Final = Tolerance(range_fraction=5e-5)
 

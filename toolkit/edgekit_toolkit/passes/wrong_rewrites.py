@@ -53,13 +53,13 @@ OPTIMIZERS: Final = tuple(
 )
 
 # onnxruntime's exact rewrites move a MobileNet by 8.5e-5 of the outputs' range (docs/adr/0011), and more for
-# inputs beyond the samples' range; a wrong rewrite moves outputs by percents.
+# inputs beyond the samples' range. A wrong rewrite moves outputs by percents.
 _ROUNDING: Final = Tolerance(range_fraction=1e-3)
 # Inputs of the other sign, and beyond the samples' range.
 _FACTORS: Final = (-1.0, 2.0)
 # Without these rewrites, a form with codes has no integer kernels.
 _CODES_REWRITES: Final = frozenset({*WHOLE_OPTIMISER, "QDQSelectorActionTransformer"})
-# Integer kernels move the noise of a form by less than this; a wrong rewrite costs far more.
+# Integer kernels move the noise of a form by less than this. A wrong rewrite costs far more.
 _NOISIER: Final = 4.0
 # About as much as rounding inside a deep model moves its values.
 _NUDGE: Final = 1e-5

@@ -30,9 +30,9 @@ _PLAIN, _NARROW = "int8", "int8 of 7-bit weights,"
 _LIKE, _NEAR = "as before", "as before, weights near the earlier ones"
 _MAX_RELEASED = 6
 _ELEMENTWISE_LOSS_DB = 3.0
-# One scale for each tensor saves a few percent of the size; with more noise than this it is never chosen.
+# One scale for each tensor saves a few percent of the size. With more noise than this it is never chosen.
 _PER_TENSOR_LOSS_DB = 1.0
-# Share of the remaining work for measuring single blocks; the rest is for releasing them.
+# Share of the remaining work for measuring single blocks. The rest is for releasing them.
 _BLOCKS_SHARE = 0.6
 # Share of the search's work that is kept for mixing the precisions of weights, which comes last.
 _WEIGHTS_SHARE = 0.3

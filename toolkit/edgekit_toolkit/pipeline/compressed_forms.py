@@ -52,10 +52,10 @@ FAILURES: Final = (EdgekitError, *ODD_GRAPH)
 _OWN_SCALE_BYTES: Final = 3
 # Weights of so many bits: with a scale for each channel they lose little (benchmarks/compression.py).
 _FEW_BITS: Final = (4, 3)
-# Equal bits are tried beside steps that suit where they use this share of the limit.
+# Equal bits are tried in addition to fitted steps if they use at least this share of the limit.
 _WORTHWHILE: Final = 0.8
-# The search for steps aims at a share of the limit, and ends with a package of at least another one, or after
-# so many tries.
+# The search for steps aims at the first share of the limit. It ends with a package that uses at least the
+# second share, or after the given number of tries.
 _AIM: Final = 0.995
 _CLOSE: Final = 0.99
 _MAX_TRIES: Final = 4

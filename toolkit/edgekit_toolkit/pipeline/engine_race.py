@@ -28,7 +28,7 @@ from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.request import Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
-_SECONDS: Final = 20.0  # approximate time of a race; models of less than a millisecond take 2 to 6
+_SECONDS: Final = 20.0  # approximate time of a race. Models of less than a millisecond take 2 to 6
 _GAIN_OF_THREADS: Final = 0.1  # a smaller gain is not worth another number of threads than the engine's own
 _GAIN_OF_FORM: Final = 0.03  # a smaller one in any process may be chance, which must not change a package
 _MAX_CONTENDERS: Final = MAX_VARIANTS + 1  # they are the variants of one package

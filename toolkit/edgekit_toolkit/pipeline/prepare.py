@@ -27,7 +27,7 @@ from edgekit_toolkit.samples.sequences import SequenceSamples
 from edgekit_toolkit.samples.split import Ranges, Samples, first_feeds
 from edgekit_toolkit.tasks.proposal import TaskDecision
 
-# Parity is checked a dozen times; one large image shows what two would.
+# Parity is checked a dozen times. One large image shows what two would.
 _PARITY_FEEDS = 2
 _LARGE_FEEDS_BYTES = 1 << 20
 

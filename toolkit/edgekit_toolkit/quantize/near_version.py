@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST_SHARE: Final = 0.9  # of the root mean square of the change
+_LARGEST_SHARE: Final = 0.9  # share of the root mean square of the change
 _LARGEST_STEP: Final = 6  # leaves more than five bits of eight
 _FIXED_POINT_ONE: Final = 4096
 """The multiplier 1 of a delta, which predicts a code as (code * multiplier + 2048) >> 12. See
@@ -23,11 +23,11 @@ docs/reference/fleet-deltas.md."""
 _RATIOS: Final = 64
 """A new scale is the earlier scale times 64 / j with an integer j, so that a delta's multiplier is exact."""
 _MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond these, a channel is unrelated to its earlier version
-_KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # of a range, for the old scale to stay: the peak clips by 1 %
+_KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # within these factors a range keeps its scale. The peak clips by 1 %
 _BIAS_STEP: Final = 16  # in steps of the weight: inputs are codes up to 255, and a sum has several
-_FREE_BITS: Final = 13  # bits of a float32's mantissa that may change; ten bits stay
+_FREE_BITS: Final = 13  # bits of a float32's mantissa that may change. Ten bits stay
 _LEAST_HALF_EXPONENT: Final = -24  # of float16
-_HALF_ROUNDING: Final = 1 / 3  # not 1 / 2: a tenth fewer bits for a quarter more error
+_HALF_ROUNDING: Final = 1 / 3  # less than 1 / 2 saves a tenth of the bits, for a quarter more error
 
 
 class WeightCodes(NamedTuple):

@@ -51,7 +51,7 @@ class Histogram:
 
 HISTOGRAM_BINS = 4096
 _NO_SAMPLES: Final = "calibration: there are no samples; give at least one"
-# Masks use the smallest float like -inf; codes that reach it leave one code for all other values.
+# Masks use the smallest float like -inf. Codes that reach it leave one code for all other values.
 _MAX_CODED: Final = 1e30
 # An activation with a smaller range counts as constant.
 _LEAST_WIDTH = 1e-12

@@ -51,7 +51,7 @@ ASYMMETRIC = Scheme(
 SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}), quantizes_outputs=False)
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=_NARROW_PEAK)
-# The form of LiteRT's kernels; `litert.kernels` lists the operators that have some.
+# The form of LiteRT's kernels. `litert.kernels` lists the operators that have some.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
 # LiteRT's kernels for AVX-512 take eight input channels a step, and images have three.
 LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)

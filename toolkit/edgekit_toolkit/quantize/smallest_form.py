@@ -12,7 +12,7 @@ from edgekit_toolkit.onnx_graph.channels import find_groups
 from edgekit_toolkit.onnx_graph.layers import find_layers
 from edgekit_toolkit.quantize.quantizer import Quantizer
 
-_MIN_INT4_ELEMENTS: Final = 4096  # of a matrix, as both writers have it; all other weights take at least int8
+_MIN_INT4_ELEMENTS: Final = 4096  # of a matrix, as both writers have it. All other weights take at least int8
 
 
 def check_smallest_form(

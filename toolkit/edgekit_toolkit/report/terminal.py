@@ -49,7 +49,7 @@ _STATES = {
     "not resolved": ("?", "bold yellow"),
     "not checked": ("?", "bold yellow"),
 }
-# Tables need this many columns; on a narrower console each row becomes lines of their own.
+# Tables need this many columns. On a narrower console each row becomes lines of their own.
 _TABLE_WIDTH = 76
 _LABEL_CHARS = 60
 # Columns that fit into 80 characters beside id and label, most wanted first.

@@ -26,7 +26,7 @@ Feeds = dict[str, NDArray[Any]]
 
 DEFAULT_RANGE: Final = (-1.0, 1.0)
 KNOTS: Final = 6  # random points of a smooth axis
-NOISE_SHARE: Final = 0.25  # share of the range; the smooth field has the rest
+NOISE_SHARE: Final = 0.25  # share of the range. The smooth field has the rest
 SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes count as channels, which need not vary smoothly
 
 # Tried for all free dimensions together, in this order: usual image sizes, then sequences, windows, channels.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 
-CHUNK_BYTES: Final = 1 << 20  # rows are read in chunks of about this size; a larger row is read alone
+CHUNK_BYTES: Final = 1 << 20  # rows are read in chunks of about this size. A larger row is read alone
 NUMERIC_KINDS: Final = "biuf"
 
 

@@ -15,7 +15,7 @@ from edgekit_toolkit.samples.generated import Feeds
 
 # Other samples of the same kind may lie this far outside, in spans of the calibrated range.
 _MARGIN: Final = 0.05
-# Heavy tails explain this share of values outside; another preprocessing puts a third or more there.
+# Heavy tails explain this share of values outside. Another preprocessing puts a third or more there.
 _TOLERATED_SHARE: Final = 0.01
 _MAX_SAMPLES: Final = 256
 # Pairs of a number of samples and the share of the codes' range that samples like the calibration samples

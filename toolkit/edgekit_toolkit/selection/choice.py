@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
 from edgekit_toolkit.selection.budget import UNITS, Budget
 
-# Costs: larger is worse; candidates are compared in all of them.
+# Costs: larger is worse. Candidates are compared in all of them.
 COSTS = ("size", "latency", "memory", "energy", "drop")
 # Two latencies closer than this count as equal.
 SAME_LATENCY = 0.03

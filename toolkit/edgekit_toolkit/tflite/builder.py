@@ -12,7 +12,7 @@ from edgekit_toolkit.tflite.kernel_types import CAST_ONLY
 from edgekit_toolkit.tflite.layout.forms import Shape
 from edgekit_toolkit.tflite.refusal import RefusedError
 
-# Element types of tensors; the values are TFLite's names. `kernel_types` says which of them compute.
+# Element types of tensors. The values are TFLite's names. `kernel_types` says which of them compute.
 TENSOR_TYPES: Final[Mapping[str, str]] = {
     "float16": "FLOAT16",
     "float32": "FLOAT32",
@@ -28,7 +28,7 @@ TENSOR_TYPES: Final[Mapping[str, str]] = {
 }
 
 
-# Kernels that compute take 8 and 16 bits for codes with a scale; without a scale some of them end the
+# Kernels that compute take 8 and 16 bits for codes with a scale. Without a scale some of them end the
 # process. These only move elements.
 CODE_TYPES: Final = frozenset({"int8", "int16", "uint8"})
 MOVING_KINDS: Final = frozenset(

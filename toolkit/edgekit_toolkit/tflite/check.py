@@ -13,7 +13,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
 
-# Both engines compute in float32 and add in different orders; a wrong axis or weight moves outputs far more.
+# Both engines compute in float32 and add in different orders. A wrong axis or weight moves outputs far more.
 EQUAL: Final = Tolerance(range_fraction=1e-4)
 
 

@@ -26,7 +26,7 @@ schema: Final[Any] = schema_py_generated  # the generated code has no types
 FILE_IDENTIFIER: Final = b"TFL3"
 # The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not align.
 _BUFFER_ALIGNMENT: Final = 16
-_MARGIN_BYTES: Final = 1 << 16  # for everything but weights; the builder grows if it needs more
+_MARGIN_BYTES: Final = 1 << 16  # for everything but weights. The builder grows if it needs more
 
 OPERATORS: Final[Mapping[int, str]] = {
     value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)
@@ -34,7 +34,7 @@ OPERATORS: Final[Mapping[int, str]] = {
 TYPES: Final[Mapping[int, str]] = {
     value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)
 }
-# Types that numpy can hold directly; the others are packed (INT4), or no numbers.
+# Types that numpy can hold directly. The others are packed (INT4), or no numbers.
 DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
     number: np.dtype(name.lower()) for number, name in TYPES.items() if name.lower() in np.sctypeDict
 }

@@ -22,7 +22,7 @@ NO_MAPPING: Final = "there is no mapping to TFLite"
 # Protobuf cannot serialise more, and shape inference works on serialised models.
 MAX_MODEL_BYTES: Final = (1 << 31) - 1
 MIN_OPSET: Final = 13
-# Operators that vanish when constants are computed; one that remains depends on the inputs.
+# Operators that vanish when constants are computed. One that remains depends on the inputs.
 CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike", "Range", "Shape", "Size"})
 
 

@@ -19,7 +19,7 @@ from edgekit_toolkit.tflite.flatbuffer import (
     tensor_name,
 )
 
-# Operators with weights -> the input that is the activation; other inputs are weights if constant.
+# A dict from operators with weights to the index of the activation. Other inputs are weights if constant.
 LAYERS: Final[Mapping[str, int]] = {
     "BATCH_MATMUL": 0,
     "CONV_2D": 0,

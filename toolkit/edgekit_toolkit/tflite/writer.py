@@ -10,7 +10,7 @@ from edgekit_toolkit.tflite.refusal import ConversionError
 
 SIGNATURE_KEY: Final = "serving_default"
 SCHEMA_VERSION: Final = 3
-# Offsets are signed 32-bit; everything but weights is far smaller than this margin.
+# Offsets are signed 32-bit. Everything but weights is far smaller than this margin.
 MAX_DATA_BYTES: Final = (1 << 31) - (64 << 20)
 MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old readers read
 

@@ -104,7 +104,7 @@ KINDS: Final = {
     )
 }
 CODED: Final = 0x80
-"""A bit in the kind of a run. If it is set, the residuals of the run are stored as codes."""
+"""A bit in the kind of a run. If it is set, the residuals of the run are in the stream of codes."""
 FIXED_POINT_ONE: Final = 1 << 12
 """The multiplier 1."""
 BLOCK_BYTES: Final = 1 << 16

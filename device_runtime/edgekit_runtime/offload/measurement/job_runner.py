@@ -67,7 +67,7 @@ _BATCH_S: Final = 0.03
 _FIND_SPEED_S: Final = 1.2
 # Pause before a run: a request comes after a while, when others use caches, TLBs and branch predictors.
 # Small models then take 1.4 to 2.6 times as long as runs in a row, in processor time too, whether the
-# processor sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
+# processor sleeps meanwhile or not. Pauses of 100 ms add another 5 to 10 %.
 PAUSE_S: Final = 0.02
 _REQUEST_SHARE: Final = 0.5  # share of a job's time
 _KERNEL_SUFFIX: Final = "_kernel_time"

@@ -18,8 +18,8 @@ from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, cancel_runs
 from edgekit_runtime.tensors import Array, TensorSpec
 
-_GRID_VALUES: Final = 4096  # values of a channel checked against a fine grid; the range is checked for all
-_COARSE_STEPS: Final = 96  # fewer in the range: 64 steps of the samples, and a quarter of that on each side
+_GRID_VALUES: Final = 4096  # values of a channel checked against a fine grid. The range is checked for all
+_COARSE_STEPS: Final = 96  # a coarse range has fewer: 64 of the samples, and a quarter of that on each side
 _GRID_TOLERANCE: Final = 0.05  # share of a step: error of a preprocessing's roundings in float32
 
 

@@ -23,7 +23,7 @@ from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, Load
 from edgekit_runtime.records import dataclass
 
 TICK_S: Final = 1.0  # from one decision to the next
-DWELL_S: Final = 2.0  # length of a turn; a plan far over the budget gets only one tick
+DWELL_S: Final = 2.0  # length of a turn. A plan far over the budget gets only one tick
 MOST_BUSY: Final = 0.85  # largest share of time that an engine is busy while requests are refused
 LEAST_ADMIT: Final = 0.05  # a device that accepts no request would never learn that it can
 MOST_SWING: Final = 0.03  # share of the window's energy that a turn may draw over the budget

@@ -21,7 +21,7 @@ _LEAST_GAIN: Final = 0.04  # for a setting that was used long: averages out nois
 _FORGOTTEN_S: Final = 300.0  # after this time without a reading, the next one counts as the first
 _RATIO_BOUNDS: Final = (0.05, 20.0)
 _NEWTON_STEPS: Final = 5
-_MOST_BUSY: Final = 0.92  # share of the time; nearer to 1, queues grow without end
+_MOST_BUSY: Final = 0.92  # share of the time. Nearer to 1, queues grow without end
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _NOISE_GAIN: Final = 0.05
 _NOISE: Final = 0.03  # relative noise of a reading, before some were seen
 _DRIFT: Final = 0.0006  # per reading: share by which warming up changes the cost of a request
 _GAINS: Final = (0.006, 0.04)  # least weight of a reading, by how noisy readings are
-_SETTLING_S: Final = 0.9  # after a change; readings in this time belong to both settings
+_SETTLING_S: Final = 0.9  # after a change. Readings in this time belong to both settings
 _STALE_S: Final = 3.0  # older readings mean that the sensor hangs
 _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
@@ -34,7 +34,7 @@ _BLIND_S, _BLIND_SHARE = 30.0, 0.025  # after this time without power, this shar
 _AIM: Final = 0.995  # share of the budget to aim at: turns of two settings swing by a few percent
 _NOISY: Final = 0.065  # a reading with this noise counts as much as the learned factors of a used plan
 _LOG_EVERY_S: Final = 60.0
-_MISSED: Final = 0.005  # share of late answers at which caution is constant; half of the allowed share
+_MISSED: Final = 0.005  # share of late answers at which caution is constant, half of the allowed share
 _CAUTION_GAIN: Final = 0.3
 _MORE_CAUTION, _MOST_CAUTION = 0.04, 0.5  # growth in a second, and maximum
 

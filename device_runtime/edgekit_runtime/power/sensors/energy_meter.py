@@ -14,7 +14,7 @@ from edgekit_runtime.power.sensors.readings import Readings
 from edgekit_runtime.records import dataclass
 
 _IDLE_BUSY_SHARE: Final = 0.01  # under this an interval counts as idle
-_IDLE_GAIN: Final = 0.1  # weight of a new idle interval; follows leakage as the device warms within a minute
+_IDLE_GAIN: Final = 0.1  # weight of a new idle interval. Leakage changes within a minute
 _IDLE_SAMPLES: Final = 5  # idle intervals before the idle power counts as measured
 
 

@@ -16,7 +16,7 @@ Quantity: TypeAlias = Literal[
     "energy_j",  # joules since the probe was made, never falling
     "temperature_c",  # degrees Celsius
     "charge",  # of a battery, 0..1
-    "discharge_w",  # power out of a battery, watts; negative while it is charged
+    "discharge_w",  # power out of a battery, watts, negative while it is charged
     "capacity_j",  # energy of a full battery, joules
     "throttle_bits",  # of a Raspberry Pi, see `raspberry`
     "clock_share",  # 0..1, of the highest clock that the CPU has

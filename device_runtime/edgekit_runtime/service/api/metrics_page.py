@@ -104,7 +104,7 @@ def _read(part: str, name: str) -> Callable[[Mapping[str, Any]], float | None]:
     return lambda report: (report.get(part) or {}).get(name)
 
 
-# Read from `Served.to_json`; a version without the value has no series.
+# Read from `Served.to_json`. A version without the value has no series.
 _VERSION_METRICS: Final[tuple[tuple[str, Kind, str, Callable[[Mapping[str, Any]], float | None]], ...]] = (
     (
         "edgekit_drift_psi",

@@ -16,7 +16,7 @@ from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.service.scheduling.scheduler import Scheduler
 from edgekit_runtime.tensors import Array
 
-LaneKey: TypeAlias = tuple[str, int]  # variant and threads; 0 stands for those of the package
+LaneKey: TypeAlias = tuple[str, int]  # variant and threads, 0 for those of the package
 
 _RETRY_S = 1.0  # a governor decides once a second
 

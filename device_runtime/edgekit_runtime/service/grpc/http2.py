@@ -30,7 +30,7 @@ _DEFAULT_FRAME_BYTES: Final = 16_384
 _MAX_WINDOW_BYTES: Final = (1 << 31) - 1
 _MAX_FRAGMENTS: Final = 17  # of a field block
 _MAX_HEADS: Final = 64  # kept with their parsed form
-# A client may send this many frames without a request at once, and the second number in each second.
+# The number of frames without a request that a client may send at once, and per second.
 _IDLE_BURST: Final = 1000.0
 _IDLE_PER_S: Final = 250.0
 _RESET_COST: Final = 5.0  # a request that is cancelled at once costs more than a PING

@@ -43,7 +43,7 @@ _PSEUDO: Final = {*_NEEDED, b":authority"}
 _ONCE: Final = {*_PSEUDO, b"authorization"}
 _LINE_ENDS: Final = re.compile(rb"[\0\r\n]")  # in a value they would begin a field of HTTP/1.1
 _UNPRINTABLE: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
-# HTTP status -> status of gRPC.
+# Statuses of gRPC by HTTP status.
 _CODES: Final[Mapping[int, int]] = {
     **dict.fromkeys((405, 415, 501), 12),
     **dict.fromkeys((408, 504), 4),

@@ -16,7 +16,7 @@ from edgekit_runtime.errors import RequestError
 
 MAX_HEADERS: Final = 100
 _MAX_HEADS: Final = 256
-_MAX_KEPT_BYTES: Final = 2048  # of one head; longer ones are rare and would fill memory
+_MAX_KEPT_BYTES: Final = 2048  # of one head. Longer ones are rare and would fill memory
 _ONE_OF_A_KIND: Final = frozenset(
     (
         b"content-length",

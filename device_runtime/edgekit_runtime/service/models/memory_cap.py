@@ -57,7 +57,7 @@ class LoadPlan:
 
 
 Decision: TypeAlias = tuple[LoadPlan | None, str | None]
-"""How to load a model (None: on a request only), and the model to unload first, if any."""
+"""How to load a model, or None to wait for a request, and the model to unload first, if any."""
 
 
 class MemoryCap:

@@ -18,7 +18,7 @@ from edgekit_runtime.records import dataclass
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]
-# (outputs of the current version, outputs of the candidate, both finite) -> agreement, 0..1
+# Takes finite outputs of the current version and of the candidate. Returns the agreement, 0..1.
 Compare: TypeAlias = Callable[[Outputs, Outputs], float]
 
 

@@ -17,8 +17,8 @@ Report: TypeAlias = Callable[[Promote | Rollback], None]
 # (seconds, what to call then), such as `loop.call_later`
 Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
 
-# Answers of the candidate between two verdicts, and as a share of all so far: a verdict takes as long as a
-# small inference, and late ones bring little that is new.
+# The least answers of the candidate between two verdicts, also as a share of all. A verdict takes as long as
+# a small inference, and late ones bring little that is new.
 _LOOK_EVERY: Final = 32
 _LOOK_SHARE: Final = 1 / 16
 

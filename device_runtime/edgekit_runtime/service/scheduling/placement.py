@@ -24,7 +24,7 @@ _MAX_SHAPES: Final = 256  # shapes whose times are kept
 # cores, 1.3 in a thousand runs of 65 us took that long for want of a core, and 0.04 took 50 ms.
 _FREEZE_S: Final = 10e-3
 _SAVED_S: Final = 40e-6  # by a run on the loop, compared with a thread
-_REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps freezing the loop
+_REPEATS: Final = 8.0  # most runs on threads over those due, if a model keeps freezing the loop
 
 
 def move_mean(mean_s: float, seconds: float) -> float:

@@ -12,7 +12,7 @@ from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.system.atomic_files import find_size
 from edgekit_runtime.system.engines import get_engine
 
-_PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations; see docs/explanation/memory.md
+_PER_PACKAGE_BYTE: Final = 3  # weights, their packed copy, activations. See docs/explanation/memory.md
 
 
 def needed_bytes(packages: Iterable[Path]) -> int:

@@ -16,7 +16,7 @@ class End(Enum):
 
     CRASH = auto()  # also if it hung or broke the protocol
     REFUSED = auto()  # it reported that the model cannot be loaded
-    UNAVAILABLE = auto()  # the system lacks memory, processes or descriptors; this is no fault of the version
+    UNAVAILABLE = auto()  # the system lacks memory, processes or descriptors. This is no fault of the version
     TRAP = auto()  # an integer division of a request crashed it, or a run cannot be stopped
     TRIAL = auto()  # the version on trial is blamed
 

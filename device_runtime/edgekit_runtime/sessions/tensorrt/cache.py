@@ -29,7 +29,7 @@ from edgekit_runtime.system.atomic_files import write_atomically
 if TYPE_CHECKING:
     from edgekit_runtime.encryption.container import ContentKey
 
-_BUILDER: Final = 1  # our revision; raised when the same model and options give another engine
+_BUILDER: Final = 1  # our revision, raised when the same model and options give another engine
 _ENTRY, _PLAN = "entry.json", "engine.plan"
 _POLL_S: Final = 0.2
 _MAX_ENTRIES: Final = 8  # engines often have 10 MB, and the disk of a device is small

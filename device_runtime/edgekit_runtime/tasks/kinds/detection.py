@@ -36,7 +36,7 @@ Columns = Literal[
 
 _MAX_CLASS: Final = (1 << 31) - 1
 _MAX_PROBABILITY: Final = 1 + 1e-3
-_MAX_LISTED: Final = 16  # strides or aspects; a request may state them
+_MAX_LISTED: Final = 16  # strides or aspects. A request may state them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

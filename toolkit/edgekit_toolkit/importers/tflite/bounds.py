@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from edgekit_runtime.errors import ModelError
 
-# Some writers share strings and vectors; all parts together may have this many times the file's size.
+# Some writers share strings and vectors. All parts together may have this many times the file's size.
 _SHARING: Final = 4
 _SLACK_BYTES: Final = 1 << 16
 

@@ -34,7 +34,7 @@ from edgekit_toolkit.tflite.flatbuffer import (
     tensor_name,
 )
 
-# Fits the times measured with AVX-512 VNNI; kernels for AVX2 make eight output channels a step.
+# Fits the times measured with AVX-512 VNNI. Kernels for AVX2 make eight output channels a step.
 _INPUT_STEP: Final = 8
 _OUTPUT_STEP: Final = 16
 _FACTORS: Final = (1, 2, 4)

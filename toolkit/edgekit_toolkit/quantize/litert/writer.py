@@ -46,7 +46,7 @@ _ALL: Final = ".*"
 _ALL_LATER: Final = "^.*$"
 _INT4_BLOCK: Final = 32
 _MIN_INT4_BYTES: Final = 4 * 4096
-# Operators for which a kernel that quantizes its input at run time pays off; that of depthwise convolutions
+# Operators for which a kernel that quantizes its input at run time pays off. That of depthwise convolutions
 # takes twice to six times as long as the float one.
 _DYNAMIC: Final = ("BATCH_MATMUL", "CONV_2D", "FULLY_CONNECTED")
 _LAYERS: Final = frozenset(

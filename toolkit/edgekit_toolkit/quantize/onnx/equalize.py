@@ -26,7 +26,7 @@ from edgekit_toolkit.onnx_graph.index import (
 from edgekit_toolkit.quantize.ranges import Range
 
 _HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"})
-# A factor beyond this comes from a channel that is nearly dead; its codes do not matter.
+# A factor beyond this comes from a channel that is nearly dead. Its codes do not matter.
 _MAX_FACTOR = 256.0
 
 

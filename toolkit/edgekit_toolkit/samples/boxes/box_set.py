@@ -14,7 +14,7 @@ from edgekit_runtime.preprocessing.placement import Placement
 from edgekit_toolkit.samples.media.files import SUFFIXES, list_media
 from edgekit_toolkit.samples.truth import TrueBoxes
 
-# Boxes of real data sets reach beyond the picture by roundings; by more they are those of another picture.
+# Boxes of real data sets reach beyond the picture by roundings. By more they are those of another picture.
 _MAX_BEYOND: Final = 0.01
 _MIN_BEYOND: Final = 1.0  # pixels
 _SAME_SHAPE: Final = 0.02

@@ -11,7 +11,7 @@ from edgekit_toolkit.tflite.lowering.body import Body, Value, lowers
 from edgekit_toolkit.tflite.ops.resize import bilinear_sampling, places, scale_of
 from edgekit_toolkit.tflite.refusal import RefusedError
 
-# A resize is a dense matrix for each axis; larger ones would make files and times that nobody wants.
+# A resize is a dense matrix for each axis. Larger ones would make files and times that nobody wants.
 MAX_MATRIX_ELEMENTS: Final = 1 << 22
 
 

@@ -16,7 +16,7 @@ from edgekit_toolkit.tflite.refusal import RefusedError
 from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
 
-# Each step is about ten operators in each direction; longer sequences make files slow to load and run.
+# Each step is about ten operators in each direction. Longer sequences make files slow to load and run.
 MAX_STEPS = 512
 
 _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}

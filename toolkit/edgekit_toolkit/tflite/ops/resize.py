@@ -12,7 +12,7 @@ from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph, Node, text_of
 
-# TFLite computes places in float32; for images of some thousand pixels the error is smaller than this.
+# TFLite computes places in float32. For images of some thousand pixels the error is smaller than this.
 PLACE_TOLERANCE = 1e-3
 
 
