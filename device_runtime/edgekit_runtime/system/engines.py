@@ -41,7 +41,7 @@ class Installation:
 
     Attributes:
         modules: The Python packages of the engine. Any one of them is enough.
-        distributions: The names of the packages that contain the engine on PyPI, the usual one first.
+        distributions: The names of the engine's packages in package indexes, the usual one first.
         extra: The extra of edgekit that installs the engine, or empty.
         advice: How to install the engine if there is no extra.
         host_extra: The extra for hosts that create packages for the engine, or empty.
