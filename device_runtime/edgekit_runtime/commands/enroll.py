@@ -17,8 +17,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "enroll",
         help="join a fleet by a one-time code",
-        description="Make a key on this device, have it certified by the fleet that made the code, and store"
-        " what this device needs to trust. `edgekit-device agent` then does what the fleet wants.",
+        description="Create a key on this device, get a certificate for it from the fleet that made the"
+        " code, and store the keys that this device must trust. `edgekit-device agent` then does what the"
+        " fleet wants.",
     )
     parser.add_argument(
         "--code", required=True, help="code from `edgekit fleet enroll`, or - for standard input"

@@ -23,7 +23,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     status.set_defaults(run=run)
     apply = actions.add_parser(
         "apply",
-        help="do what a bundle wants of this device, without a network",
+        help="apply a bundle of the fleet without a network",
         description="Check and carry out what `edgekit fleet bundle` has packed for this device, and write"
         " results for `edgekit fleet collect`. The agent must not run.",
     )

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> 
             "--socket",
             type=Path,
             metavar="PATH",
-            help="socket of the service that switches (default: the running one, if any)",
+            help="socket of the service that switches versions (default: the running one, if any)",
         )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
