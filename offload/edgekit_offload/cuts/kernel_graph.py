@@ -90,7 +90,7 @@ class KernelGraph:
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """Whether kernel j depends on kernel i directly or indirectly, or is i itself, as bool [j, i]."""
+        """Whether kernel j depends on kernel i, directly or indirectly, bool [j, i]. True for j = i."""
         needed = np.eye(len(self.kernels), dtype=np.bool_)
         for number, before in enumerate(self.predecessors):
             needed[number] |= needed[list(before)].any(axis=0)
@@ -98,7 +98,7 @@ class KernelGraph:
 
     @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The pairs of a kernel and a reader of its tensors, as two arrays of kernel indices."""
+        """The pairs of a kernel and a kernel that reads its tensors, as two arrays of kernel indices."""
         pairs = [
             (predecessor, number) for number, before in enumerate(self.predecessors) for predecessor in before
         ]
@@ -107,7 +107,7 @@ class KernelGraph:
 
     @cached_property
     def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The pairs of a written tensor and its kernel, as arrays of indices in `tensors` and `kernels`."""
+        """The pairs of a tensor and the kernel that writes it, as indices in `tensors` and `kernels`."""
         pairs = [
             (row, self.producer[tensor]) for row, tensor in enumerate(self.tensors) if tensor in self.producer
         ]

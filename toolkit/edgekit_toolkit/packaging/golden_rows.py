@@ -214,7 +214,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return the largest difference of a sigmoid between two engines, or 0 for values of other operators."""
+    """Return the largest rounding difference between engines for a sigmoid, or 0 for other values."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 

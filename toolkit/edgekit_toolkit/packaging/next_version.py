@@ -30,10 +30,10 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 def under_last_version(
     recipe: Recipe, package: PackageDraft, folder: Path
 ) -> tuple[Recipe, PackageDraft] | str:
-    """Give a package the previous version if the package of that version has the same content.
+    """Give a package the previous version if the folder contains the same package with that version.
 
     Args:
-        recipe: The recipe with a version from `find_free_version` after `1.0.0`.
+        recipe: The recipe. Its version comes from `find_free_version`, and is not `1.0.0`.
         package: The package of that recipe.
         folder: The output folder.
 

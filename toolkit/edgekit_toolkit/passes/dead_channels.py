@@ -2,8 +2,9 @@
 
 After training, some channels have weights near zero. Such a channel has the same value for every input, often
 0 after a Relu. To find such channels, bounds of all channels are computed, layer by layer. When a channel is
-removed, the effect of its constant value is added to the biases of the next layers. If a next layer pads with
-zeros, the value must be 0. A channel is also removed if its weights in all next layers are zero.
+removed, the effect of its constant value is added to the biases of the layers that read it. If one of these
+layers pads with zeros, the value must be 0. A channel is also removed if all layers that read it have zero
+weights for it.
 
 Example: A channel with weights of 1e-30, bias -0.1 and a Relu is 0 for all inputs below 1e9. If a depthwise
 filter with bias 0.2 follows, its output is the constant 0.2.

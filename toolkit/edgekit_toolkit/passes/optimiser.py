@@ -52,7 +52,7 @@ class PassResult:
             were not compared.
         bytes_before, bytes_after: The size of the model. They are equal if the pass was not applied.
         nodes_before, nodes_after: The number of nodes, including nodes inside control flow.
-        form: The index of the last form that was tried, from 0, see `chain`.
+        form: The index of the last form that was tried, starting from 0. See `chain`.
     """
 
     name: str

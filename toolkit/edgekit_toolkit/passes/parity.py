@@ -73,7 +73,7 @@ def compare(
 
 
 def worst(verdicts: Sequence[Parity]) -> Parity:
-    """Return the largest errors and the first reason of several results, which is ok if all are ok."""
+    """Combine results into one with the largest errors and the first reason. It is ok if all are ok."""
     return Parity(
         max_abs_error=max((v.max_abs_error for v in verdicts), default=0.0),
         relative_to_range=max((v.relative_to_range for v in verdicts), default=0.0),

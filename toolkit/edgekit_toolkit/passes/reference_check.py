@@ -1,7 +1,8 @@
-"""Compares inlined operators with ONNX's reference implementation, if the engine fails on the operators.
+"""Compares operators that were replaced by their definitions with ONNX's reference implementation.
 
-In this case, the engine cannot compute the outputs of the original model for a comparison. So the reference
-implementation computes each replaced operator separately. Its inputs are taken from the inlined model.
+Operators are replaced if the engine fails on them. So the engine cannot compute the outputs of the original
+model for a comparison. Instead, the reference implementation computes each replaced operator separately. The
+inputs of the operator are taken from a run of the new model.
 """
 
 from collections.abc import Sequence

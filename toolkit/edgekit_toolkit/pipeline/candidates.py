@@ -138,7 +138,7 @@ class CandidateSet:
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Undo the last `add`, which returned `candidate`. This also removes the entry of a failed form."""
+        """Undo the last `add`, which returned `candidate`. If it failed, undo the entry in `dropped`."""
         if candidate is None:
             self.dropped.pop()
         else:
@@ -472,7 +472,7 @@ class _Search:
 def narrow_ranges(
     quantizer: Quantizer, kernels: Sequence[str], samples: Sequence[Feeds], whole: Ranges
 ) -> dict[str, Ranges]:
-    """Return the ranges of activations without rare extreme values, by the label of each `RangeMethod`.
+    """Return a dict from the label of each `RangeMethod` to ranges without rare extreme values.
 
     `kernels` are the kernels whose activations get narrower ranges. `whole` contains the full ranges.
     """

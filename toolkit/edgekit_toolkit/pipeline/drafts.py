@@ -77,7 +77,7 @@ def draft_packages(
 
 
 def size_figures(package: bytes, limits: Budget) -> dict[str, float]:
-    """Return the `size` of a package in bytes, and its `transport` size if `limits` contains that limit."""
+    """Return the `size` of a package in bytes, and the `transport` size if it is limited in `limits`."""
     figures = {"size": float(len(package))}
     return {**figures, "transport": float(coded_size(package))} if "transport" in limits.limits else figures
 

@@ -77,7 +77,7 @@ class RaceResult:
 
 
 def hold_race(runs: Mapping[str, Run], request: Request, progress: Progress) -> RaceResult:
-    """Compare the latencies of the engines' chosen candidates on this machine.
+    """Compare the latencies of the chosen candidates of all engines on this machine.
 
     The first race finds the number of threads of each candidate. If latencies on this machine are valid for
     the target, a second race includes the fastest candidates and the float model of each engine.
@@ -245,7 +245,8 @@ def packaged_threads(contender: Contender, cores: int) -> int | None:
 
     Args:
         contender: The winner of a race on this machine.
-        cores: The number of cores of the target. The result is at least this number, unless one thread won.
+        cores: The number of cores of the target. The result is at least this number, unless a single thread
+            is the fastest.
     """
     if contender.usual:
         return None

@@ -233,7 +233,10 @@ class Judging:
         )
 
     def measure_drops(self, models: Sequence[Model]) -> list[float]:
-        """Return the drop of the score of each float model in points, on the samples for choosing."""
+        """Return the drop of the score of each float model in points.
+
+        The scores are measured on the samples that are used to choose candidates.
+        """
         return [drop.points for drop in self._score_models(models, alone=False).choosing.drops]
 
 

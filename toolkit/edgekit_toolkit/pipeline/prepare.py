@@ -78,7 +78,7 @@ class Preparation:
         return {name: size.value for name, size in self.sizes.items()}
 
     def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
-        """Return the sizes of free dimensions that differ between a sample and `dims`, by name."""
+        """Return the sizes of the free dimensions in `samples` that differ from `dims`, by name."""
         return {
             name: sample[spec.name].shape[axis]
             for sample in samples

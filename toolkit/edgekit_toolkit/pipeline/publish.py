@@ -167,7 +167,7 @@ def publish_encrypted(package: Path, folder: Path, device_keys: Sequence[Path]) 
 
 
 def host_facts() -> dict[str, Any]:
-    """Return `cpu`, `cores`, `os`, `python` and the `arithmetic_facts` of this machine, for evidence."""
+    """Return facts about this machine for evidence, such as `cpu`, `cores`, `os` and `python`."""
     return {
         "cpu": find_cpu(),
         **arithmetic_facts(),

@@ -35,7 +35,7 @@ class Request:
         thread_counts: The numbers of threads to compare. The package uses the fastest. If there are none,
             only `threads` is measured.
         search_s: The limit of the work of a search, in seconds of a nominal processor.
-        search_shares: The number of searches that share the limit that the user gave.
+        search_shares: The number of searches that share the user's limit.
         backend: The name of the engine, such as `ort`. `auto` is only allowed for `search_engines`.
         variants: The maximum number of variants of the package, including the default one.
         also: The kinds from `forms.UNTIMED_KINDS` to include as further variants.
@@ -75,7 +75,7 @@ class Request:
         return () if self.labels is None else class_names(self.labels)
 
     def option_for(self, search_s: float) -> str:
-        """Return the option, such as `--search-seconds 60`, for `search_s` seconds of work in each search."""
+        """Return the option that gives each search `search_s` seconds, such as `--search-seconds 60`."""
         return f"--search-seconds {math.ceil(search_s * self.search_shares)}"
 
 

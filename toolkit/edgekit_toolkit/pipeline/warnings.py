@@ -28,7 +28,7 @@ from edgekit_toolkit.tasks.labels import find_label_problems
 
 
 def find_warnings(run: Run) -> list[str]:
-    """Return the warnings as sentences, first warnings about samples and last warnings about figures."""
+    """Return the warnings as sentences. Warnings about samples come first, and about figures last."""
     request, prepared = run.request, run.prepared
     samples = prepared.samples
     notes = list(samples.warnings)

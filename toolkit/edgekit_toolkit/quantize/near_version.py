@@ -1,4 +1,4 @@
-"""Rounds the change of weights between two versions of a model to coarse steps, so that a delta is small.
+"""Rounds the change of weights between two model versions to coarse steps, so that their delta is small.
 
 First, the earlier weights of each channel are multiplied by the factor for which the change is smallest. The
 step is at most 0.9 times the root mean square of this change, so it is small for weights that changed little.

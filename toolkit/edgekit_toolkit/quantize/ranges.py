@@ -141,9 +141,9 @@ def activation_reader(
 
 
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Divide tensor names into groups whose sizes sum up to at most `most` bytes, in order.
+    """Divide tensors into groups with a total size of at most `most` bytes, in order.
 
-    A tensor that is larger than `most` forms its own group.
+    A tensor that is larger than `most` bytes forms its own group.
     """
     groups: list[list[str]] = []
     total = 0

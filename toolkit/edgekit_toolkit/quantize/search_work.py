@@ -20,7 +20,7 @@ _RUN_PARAMETER_S = 1e-9
 
 
 class SearchWork:
-    """Counts the work of a search to run and open models, in predicted seconds on the target `x86-64`.
+    """Counts the work of opening and running models in a search, in predicted seconds on `x86-64`.
 
     Attributes:
         inference_s: The work of one inference.

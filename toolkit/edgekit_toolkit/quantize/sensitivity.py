@@ -330,8 +330,8 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
     """Return up to 4 sets of layers with int8 weights. The smallest model is first.
 
-    In each set, the layers with the most noise per saved byte are left out, and get float16 weights. The sets
-    reduce the noise of int8 weights in all layers to at most 50 %, 25 %, 6 % and 1 %.
+    The layers with the most noise per saved byte are not in the sets, and get float16 weights. The noise of
+    the sets is at most 50 %, 25 %, 6 % and 1 % of the noise with int8 weights in all layers.
     """
     order = sorted(costs, key=lambda cost: (-cost.noise / max(cost.saved_bytes, 1), cost.layer))
     # Noise that is left after releasing the first 0, 1, ... layers.

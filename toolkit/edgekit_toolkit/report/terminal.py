@@ -1,4 +1,4 @@
-"""The summary of the report for the terminal. It supports any width, no colours, and ASCII."""
+"""The summary of the report for the terminal. It is readable in any width, without colours and in ASCII."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

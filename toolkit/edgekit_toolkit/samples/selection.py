@@ -1,10 +1,10 @@
-"""Reads `selection.csv`, which lists samples that devices selected in the field and their probabilities.
+"""Reads `selection.csv`, which lists samples from the field with their selection probabilities.
 
     file_name,probability
     3f...jpg,0.25
 
 The sample in this example was selected with a probability of 0.25, so it represents four requests. Files that
-are not in the list are not from the field. They have the same weight as one request.
+are not in the list are not from the field. Each of them has the weight of one request.
 """
 
 import csv

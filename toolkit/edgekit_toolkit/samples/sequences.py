@@ -38,7 +38,7 @@ class SequenceSamples:
     Attributes:
         specs: The inputs without the states. Their first axis is time.
         judged: The outputs without the states.
-        dims: A dict from the name of each time axis in `specs` to the length that generated samples have.
+        dims: A dict from the name of each time axis in `specs` to its size in generated samples.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class DataSource:
     def probabilities(self) -> Weights | None:
         """The probability with which each sample was selected in the field, float64 [samples].
 
-        It is NaN for samples that are not from the field. Without a `selection.csv`, the array is None.
+        It is NaN for samples that are not from the field. The array is None if there is no `selection.csv`.
         """
         if all(shard.probabilities is None for shard in self._shards):
             return None

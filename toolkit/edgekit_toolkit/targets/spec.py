@@ -25,7 +25,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The RAM in bytes. `free` is what the system and the application leave for a model."""
+    """The RAM in bytes. `free` is the part that the system and the application leave free for a model."""
 
     total: Figure
     free: Figure

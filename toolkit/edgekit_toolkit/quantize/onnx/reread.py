@@ -1,4 +1,4 @@
-"""Replaces an operator by a different scale and zero point for its input codes, so that it takes no time.
+"""Replaces an operator by another scale and zero point for its input codes, so that it takes no time.
 
 If necessary, the scale of the codes is increased to make the result exact. It is increased by up to 1/8 so
 that a shift is a whole number of steps, or by up to 1/4 to cover the sloped part of a hard sigmoid.
@@ -24,7 +24,7 @@ class Reread:
     Attributes:
         source: The parameters with which the previous kernel quantizes its output.
         output: The parameters that convert the same codes to the output of the replaced operator.
-        low, high: The limits to which the codes are clipped before, or None.
+        low, high: The limits to which the codes are clipped first, or None.
     """
 
     source: QuantizationParams

@@ -24,7 +24,7 @@ _MEANING = {
 def badge(figure: ReportedFigure, *, title: str | None = None) -> Markup:
     """Return a badge that shows how and on which machine a figure was obtained.
 
-    `title` is a text to show before this, or None.
+    If `title` is not None, it is shown first.
     """
     label, on = figure["label"], figure["on"]
     return el(

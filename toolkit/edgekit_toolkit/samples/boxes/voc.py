@@ -1,8 +1,8 @@
 """Reads data sets with boxes in the Pascal VOC format.
 
-The images are in `JPEGImages` and the annotations in `Annotations`, as `.xml` files of the same names. Both
-may also be in one folder. A file `ImageSets/Main/val.txt` lists the names in a split. Pixel coordinates start
-at 1. A box includes the pixel at its maximum corner.
+The images are in `JPEGImages` and the annotations in `Annotations`, as `.xml` files of the same names. They
+may also be in the same folder. A file `ImageSets/Main/val.txt` lists the names in a split. Pixel coordinates
+start at 1. A box includes the pixel at its maximum corner.
 """
 
 from pathlib import Path

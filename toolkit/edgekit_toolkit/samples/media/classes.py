@@ -50,7 +50,7 @@ def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
-    """Check that there are as many names as classes in the model.
+    """Check that the number of class names equals the number of classes of the model.
 
     The class scores must be the first of `outputs`.
 

@@ -168,7 +168,7 @@ class DecodedFiles:
     def time_steps(self, index: int) -> NDArray[np.float64]:
         """Return the start and end of each step of a recording in seconds, float64 [steps, 2].
 
-        If steps overlap, the start is that of the part that does not overlap the previous step.
+        If steps overlap, the time of a step only covers the part that is not in the previous step.
 
         Raises:
             DataError: The files are not recordings that are cut into steps, or the file cannot be used.

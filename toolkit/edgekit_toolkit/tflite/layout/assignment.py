@@ -1,4 +1,4 @@
-"""Chooses the form of each node so that few bytes are transposed.
+"""Chooses the form of each node (see `forms`), so that few bytes are transposed.
 
 If a node can work in several forms, it starts with the form of its inputs. Then each node takes the form with
 the lowest cost for the current forms of its neighbours. The graph is traversed backwards and forwards until

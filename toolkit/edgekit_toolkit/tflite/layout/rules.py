@@ -34,7 +34,7 @@ class Rule:
         reads: Returns the form of each input for a work form.
         writes: Returns the form of each output for a work form.
         allows: Returns whether a work form is possible. If it is None, only `start` is possible.
-        proposes: Returns the work form that gives the result a certain form, or None if there is none. If
+        proposes: Returns the work form for which the result has a given form, or None if there is none. If
             `proposes` itself is None, the work form equals the form of the result.
     """
 

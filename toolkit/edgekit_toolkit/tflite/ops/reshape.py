@@ -16,7 +16,7 @@ def write_reshape(step: Step) -> None:
 
 @writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
-    """Raise RefusedError. For a Dropout without effect, no operator is written, because it is a view."""
+    """Raise RefusedError. A Dropout without effect is a view, so no operator is written for it."""
     raise RefusedError(f"its mask, and dropping in training_mode, are not covered: {step.node.outputs}")
 
 

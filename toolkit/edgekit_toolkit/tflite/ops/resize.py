@@ -24,7 +24,10 @@ class Sampling:
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return the sampling positions of `length` results along an axis of `size`, float64 [length]."""
+        """Return the positions at which an axis is sampled, float64 [length].
+
+        `size` is the size of the axis. `length` is the number of results.
+        """
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
