@@ -171,7 +171,7 @@ def list_all(
 
 
 def drop_unset(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON object `plain` without the fields that are null by default and not set in `record`.
+    """Return `plain`, the JSON of `record`, without fields that have the default value null.
 
     An older fleet may not know these fields.
     """

@@ -44,8 +44,8 @@ class ConnectionOptions:
         host: The expected name in the broker's certificate.
         will_topic, will: The topic and payload of the last will, which is retained. An empty topic means no
             will.
-        keepalive_s: The keep-alive time in seconds. The broker disconnects a client that sends no packet for
-            1.5 times this time.
+        keepalive_s: The keep-alive time in seconds. The broker disconnects a client that has sent no packet
+            for 1.5 times as long.
         is_mqtt5: Whether to use MQTT 5 instead of 3.1.1.
     """
 

@@ -1,7 +1,8 @@
-"""Tests with real messages whether a broker supports what the fleet's protocol needs.
+"""Tests whether a broker supports what the fleet's protocol needs.
 
-The broker's replies prove nothing. For example, mosquitto accepts a forbidden subscription but delivers no
-messages. Two nodes of RabbitMQ 4 do the same with a shared subscription.
+The tests send real messages, because the broker's replies prove nothing. For example, mosquitto accepts a
+forbidden subscription but delivers no messages. Two nodes of RabbitMQ 4 do the same with a shared
+subscription.
 """
 
 import os

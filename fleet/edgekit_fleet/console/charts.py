@@ -104,7 +104,7 @@ class Chart:
         )
 
     def write_table(self) -> Markup:
-        """Return a table with the values of all lines at up to twelve x, including the highest x."""
+        """Return a table of the lines' values at up to twelve values of x, including the highest x."""
         xs = sorted({x for line in self.lines for x, _ in line.points})
         step = max(math.ceil(len(xs) / _ROWS), 1)
         line_values = [dict(line.points) for line in self.lines]
@@ -145,7 +145,7 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
     """Return a bar that is divided in proportion to the numbers of its parts.
 
     Args:
-        parts: The parts (class of the style sheet, number), from left to right.
+        parts: The style sheet class and the number of each part, from left to right.
         words: A description for screen readers.
     """
     total = sum(number for _, number in parts) or 1

@@ -148,7 +148,9 @@ class Authority:
         return self.pair(name)
 
     def read_own(self) -> dict[str, x509.Certificate]:
-        """Return a dict from file name without suffix to certificate, for the servers and managers here.
+        """Return the certificates of this machine's servers and managers.
+
+        The result is a dict from the file name without its suffix to the certificate.
 
         Raises:
             ConfigError: A certificate cannot be read.

@@ -85,8 +85,8 @@ def enrol(
     """Enrol a device with its code, and return its row and its certificate.
 
     If the device is already enrolled with the same key, it gets a new certificate and keeps its tags and
-    class. It may use the same code again, because it may not have received the first answer. If the code is
-    new and the device has no decryption key, the key in the request is added.
+    class. It may use the same code again, because it may not have received the first answer. If the code was
+    not used before and the device has no decryption key, the decryption key in the request is added.
 
     Raises:
         SignatureError: The code is unknown, expired or used, or a key or the certificate request is invalid.

@@ -165,7 +165,7 @@ class ControlLoop:
             UnavailableError: Another manager has taken over, and the store allows only one.
             ConfigError: See `__init__`.
             TransportError: The broker cannot be reached at the start. This error is only raised if the
-                manager runs the broker. Otherwise, it waits for the broker.
+                manager runs the broker. Otherwise, the manager waits for the broker.
         """
         try:
             while not stop.is_set():

@@ -1,4 +1,4 @@
-"""Periodic tasks of the manager: signs the repository, and deletes old samples and figures."""
+"""Periodic tasks of the manager, which sign the repository and delete old samples and figures."""
 
 import asyncio
 import itertools

@@ -145,7 +145,9 @@ def invite(
 def page_devices(
     store: Store, selector: str, *, after: str = "", limit: int = 100
 ) -> tuple[list[DeviceSummary], str | None]:
-    """Return a page of devices sorted by name, and the value of `after` for the next page, if there is one.
+    """Return a page of devices, sorted by name.
+
+    Also return the value of `after` for the next page, or None on the last page.
 
     Raises:
         FleetError: The selector is malformed.

@@ -304,9 +304,10 @@ def count_by_trigger(session: Session, choice: SampleChoice) -> dict[str, int]:
 def page_samples(
     session: Session, choice: SampleChoice, *, after: str = "", limit: int = 100
 ) -> tuple[list[SampleSummary], str | None]:
-    """Return a page of samples, newest first, and the value of `after` for the next page, if there is one.
+    """Return a page of samples, newest first.
 
-    `after` is the id of the last sample of the previous page, or empty for the first page.
+    Also return the value of `after` for the next page, or None on the last page. `after` is the id of the
+    last sample of the previous page, or empty for the first page.
 
     Raises:
         NotFoundError: The sample `after` was deleted.

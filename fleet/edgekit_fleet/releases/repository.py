@@ -434,8 +434,8 @@ class TufRepository:
 
         Raises:
             SignatureError: Too few keys of the root are in its folder, or a file is not a key.
-            OutputError: The folder or the storage cannot be written. The storage is written before anything
-                is changed.
+            OutputError: The folder or the storage cannot be written. If the storage cannot be written,
+                nothing was changed.
             ValueError: A role is unknown.
         """
         root_folder = root_folder or self._keys.folder

@@ -103,8 +103,8 @@ def measure(
         before: The figures of the old version on this device, or None if there was no old version. Then, only
             gates with the comparison `level` have evidence.
         after: The figures of the new version.
-        controls: The figures of control devices before and after, in the same periods. These are devices of
-            the same class that still run the old version. Fewer than 5 devices are ignored.
+        controls: The figures of each control device in the same two periods. Control devices have the same
+            class and still run the old version. Fewer than 5 control devices are ignored.
 
     Returns:
         A dict from the name of a gate to the evidence, which is larger for worse figures (see

@@ -243,7 +243,7 @@ class Member:
         sample: The sample for the gates, or None before the first answer.
         state: The state is `pending` until the release is offered, `started` until the device answers, and
             then the outcome, such as `succeeded`. A device that is told to go back is `returning` until it
-            answers, and then `returned` or, after a failure, the outcome.
+            answers. Then the state is `returned`, or the outcome if the device failed to go back.
         started_at, answered_at: The times of the last attempt and of its outcome, in seconds since 1970.
         attempts: The number of times that the device was offered the release.
         returns: The number of times that the device was told to go back.

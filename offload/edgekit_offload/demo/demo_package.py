@@ -140,8 +140,8 @@ def _package(
 def choose_plans(result: PlanningResult) -> list[Candidate]:
     """Return the plans to measure: the local one, uploads in image codecs, and the best cut.
 
-    A plan is left out if its expected loss exceeds `MAX_LOSS` or the limit of the planning. Plans that are
-    never the best are returned too, because the demo's page compares all plans.
+    A plan is left out if `is_over_loss` is True or its expected loss exceeds `MAX_LOSS`. Plans that are never
+    the best are returned too, because the demo's page compares all plans.
     """
     offered = [
         candidate

@@ -41,7 +41,7 @@ _LOAD: Final = "edgekit_offload.demo.load_worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSetup:
-    """The settings of a demo. Other attributes are those of `WorkerConfig`.
+    """The settings of a demo. The attributes that are not listed here are described in `WorkerConfig`.
 
     Attributes:
         folder: The folder for files that the processes of the demo exchange.

@@ -38,8 +38,8 @@ class CutCoding:
     Attributes:
         bits: The number of bits per code, 1, 2, 4 or 8. With 32, tensors are sent unchanged.
         group: The number of neighbouring values that share a range, a multiple of 8.
-        wide_values: The maximum number of values of tensors that are coded in 16 bits. Such a tensor has a
-            single range for all values.
+        wide_values: Tensors with at most this number of values are coded in 16 bits, with a single range for
+            the whole tensor.
         min_samples: The number of samples needed to estimate how the coding changes answers, or 0 if it is
             exact.
         max_cuts: The maximum number of cuts with this coding that are measured, not counting the best one.

@@ -2,7 +2,7 @@
 
 If the small model is not confident, the request is sent to the large model. The threshold for this decision
 is chosen on one half of the samples. The other half is used to confirm that the cascade agrees with the large
-model as often as required. Otherwise, or if it is never the best plan, the cascade is refused with a reason.
+model as often as required. If it does not, or is never the best plan, it is refused with a reason.
 """
 
 import math

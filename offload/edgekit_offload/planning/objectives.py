@@ -1,4 +1,4 @@
-"""The objective of a plan, with the required powers, limits and rates."""
+"""The objective of a plan, with the values that it requires, such as a latency limit."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -136,7 +136,7 @@ class Candidate:
             latency limit is exceeded.
         wins: The ranges in which it is the best, possibly empty.
         in_table: Whether it is in the cut table. A candidate without `wins` may be in the table because it is
-            the best under load, or because it can encode values that the best plans cannot.
+            the best under load, or because it can encode values that the best plans cannot encode.
         kernels_on_device: The number of kernels in the head of a cut.
         device_bytes: The modelled size of weights and activations, or None if it is unknown.
         devices_per_server: The modelled number of devices per server at the latency limit, only for the
@@ -230,7 +230,7 @@ class PlanningResult:
         bandwidths_mbit_s, rtts_ms: The grid.
         candidates: The candidates: local, uploads and cuts, in this order.
         table: The plans for the package. Each plan is `local`, is the best under some conditions, or can
-            encode values that the best plans cannot.
+            encode values that the best plans cannot encode.
         kernels: The number of kernels in the graph, or 0 if the model cannot be cut.
         samples: The number of samples on which sizes and accuracy were measured.
         max_loss: The maximum fraction of answers that a coding may make wrong, see `PlanInputs`.

@@ -259,7 +259,7 @@ def time_models(
 ) -> tuple[Timing, ...]:
     """Return the time of a run of each graph. All graphs together are measured for about `seconds`.
 
-    The runs of different graphs are interleaved. Each graph is run five times in a row, in random order.
+    The graphs take turns in random order. In each turn, a graph is run five times in a row.
 
     Raises:
         CutError: The machine failed, or rejected a graph or its inputs.

@@ -41,7 +41,8 @@ class Course:
         of_model: The text ` of MODEL` with the model for which the evidence is strongest, or an empty text if
             there is only one model.
         counts: The x values of the curves, which are numbers of devices in rising order.
-        estimates: The mean over as many devices as `counts` says. An improvement is shown as no change.
+        estimates: The mean over the first devices, for each number in `counts`. An improvement is shown as no
+            change.
         lows: The lower bound of each mean, or 0 if there is no bound yet.
         limit: The limit at which the rollout stops. It has the same unit as `estimates` and `lows`.
         leaning: The strength of the evidence, from 0 to 1. At 1, the gate stops the rollout.

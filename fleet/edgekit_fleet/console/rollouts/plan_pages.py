@@ -102,7 +102,7 @@ class PlanPages:
         self._plans: Background[PlanView] = Background(closing)
 
     def show(self, console: Console, request: Request) -> Response:
-        """Return the form for a rollout, filled in with the fields in the query, and the plan."""
+        """Return the form for a rollout with the fields in the query, and the plan for this rollout."""
         fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
         return self._render(console, request, fields)
 
