@@ -43,7 +43,7 @@ class Concern:
     """A problem that needs attention.
 
     Attributes:
-        kind: The kind of the mark: `bad`, `warn` or `idle`.
+        kind: The kind of the icon: `bad`, `warn` or `idle`.
         text: A sentence without its full stop.
         detail: The reason or further text, or empty.
         link: The address of the page that shows the problem.

@@ -55,7 +55,7 @@ class EventPosition:
 
     @classmethod
     def parse(cls, text: str) -> "EventPosition":
-        """Parse a position that `str` formatted. Any other text gives the position before all events."""
+        """Parse the text form of a position. Any other text gives the position before all events."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
             return cls(int(audit), int(devices_ms))

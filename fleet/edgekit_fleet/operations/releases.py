@@ -78,7 +78,7 @@ def make_release(
 ) -> ReleaseSummary:
     """Make a release of packages. Devices can download it from now on, but only rollouts install it.
 
-    The packages of an encrypted release are stored as ciphertext. Each package has a new key and name.
+    The packages of an encrypted release are stored as ciphertext. Each package gets a new key and file name.
 
     Args:
         folder: The folder of the fleet.

@@ -115,7 +115,10 @@ class Recording:
         return (policy, value) if math.isfinite(value) else None
 
     def switches(self) -> Iterator[Switch]:
-        """Yield each change of the plan that answers edgekit's requests. `no answer` stands for no plan."""
+        """Yield each change of the plan that answers edgekit's requests.
+
+        The name `no answer` means that no plan has answered.
+        """
         runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda request: request.plan)]
         for (before, _), (after, first) in pairwise(runs):
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)

@@ -19,7 +19,7 @@ def service_config(
 
     Args:
         tails: The names under which the models are served.
-        listen: The entries of the table `listen`.
+        listen: The entries of the TOML table `listen`.
         devices: The maximum number of simultaneous TLS connections.
         threads: The number of threads per inference, or None for the number in the package.
     """

@@ -47,7 +47,7 @@ class Endpoint(Generic[Request, Answer]):
         path: The path. Each `{name}` in it is a field of the request.
         scope: The scope that the caller needs.
         request, answer: The dataclasses of the request and of the answer.
-        run: The function, which may change the fleet.
+        run: The function that handles a request. It may change the fleet.
         status: The HTTP status of a success.
         is_secret: Whether the answer contains a secret. Such an answer is not stored for repeated requests.
         is_done: Returns whether an answer is final. A request with `wait` waits until then.
