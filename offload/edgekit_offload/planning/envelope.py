@@ -43,7 +43,7 @@ class Grid:
         )
 
     def conditions(self) -> tuple[Conditions, ...]:
-        """Return all combinations of links and loads. Unloaded machines are first, in the order of `links`."""
+        """Return all combinations of links and loads. Unloaded machines come first, ordered like `links`."""
         return tuple(
             Conditions(link, device, server)
             for server, device, link in product(SERVER_SLOWDOWNS, DEVICE_SLOWDOWNS, self.links())
