@@ -58,7 +58,7 @@ def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
 def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
     """Return the statement in the evidence file at `path` WITHOUT verifying the signature.
 
-    Anybody can have written it. Use it only to show it to people who decide whether to trust the key.
+    Anybody may have written the file. Show the statement only to people who decide whether to trust the key.
 
     Raises:
         SignatureError: The evidence is unreadable, too large, or malformed.

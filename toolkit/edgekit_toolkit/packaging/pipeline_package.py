@@ -87,9 +87,10 @@ def count_costs(
     packages: Mapping[str, OpenedPackage],
     evidence: Mapping[str, Mapping[str, Any]],
 ) -> list[StageCosts]:
-    """Return the costs of the stages with models, in their order.
+    """Return the costs of each stage that has a model, in the order of the stages.
 
-    `evidence` is a dict from stage to the predicate of its package's evidence. Stages may be missing.
+    `evidence` is a dict from the name of a stage to the predicate in the evidence of its package. Stages may
+    be missing.
     """
     counts = {SOURCE: 1}
     costs = []

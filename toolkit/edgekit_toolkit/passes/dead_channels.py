@@ -41,7 +41,7 @@ _OUTPUT_ERROR: Final = 1e-7
 class SlicedModel:
     """A float model from which channels were removed.
 
-    `channels` contains the remaining channels of each changed `ChannelGroup`, by its name.
+    `channels` contains the remaining channels of each changed `ChannelGroup`, by the name of the group.
     """
 
     channels: Mapping[str, tuple[int, ...]]

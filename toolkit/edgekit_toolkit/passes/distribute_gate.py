@@ -1,7 +1,8 @@
 """Replaces x + x * g by x * (1 + g) if the gate g has far fewer values than x.
 
 A squeeze-and-excite block with a residual connection reads and writes the full tensor twice. After this
-change it does so once, because 1 is added to the gate, which has one value per channel.
+pass, it reads and writes the full tensor once, because 1 is added to the gate, which has one value per
+channel.
 """
 
 import numpy as np

@@ -86,7 +86,7 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     Args:
         source: An imported model.
         batch: The batch size to fix, or None to keep the batch.
-        feeds: One or more inputs for the comparison. If `batch` is set, they have that batch size.
+        feeds: One or more inputs for the comparison. If `batch` is set, they must have that batch size.
 
     Raises:
         DataError: There are no feeds, or they do not fit the model or the batch.

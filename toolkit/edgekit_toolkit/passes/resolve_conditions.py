@@ -35,7 +35,7 @@ def run(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_branches(graph: onnx.GraphProto) -> bool:
-    """Replace each `If` with a constant condition by the chosen branch. Return whether there was any."""
+    """Replace each `If` with a constant condition by the chosen branch. Return whether any was replaced."""
     is_changed = False
     while _inline_first(graph):
         is_changed = True

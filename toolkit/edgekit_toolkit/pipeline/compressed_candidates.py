@@ -1,9 +1,9 @@
 """Builds compressed candidates if no other candidate meets all limits.
 
 Compressed forms use the ranges and kernels of the best static int8 form, or int8 weights with float
-arithmetic. The weights are rounded with the second moments of the layer inputs, see `compressed_forms`. They
-have 8 bits, or fewer if the limit on transport requires it. If a limit on latency, energy, memory or size
-requires it, channels are pruned first.
+arithmetic. The weights are rounded with the second moments of the layer inputs, see `compressed_forms`. The
+weights have 8 bits, or fewer if the limit on transport requires it. If a limit on latency, energy, memory or
+size requires it, channels are pruned first.
 """
 
 import math

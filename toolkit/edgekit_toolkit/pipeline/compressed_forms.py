@@ -116,7 +116,7 @@ class FloatStart:
     Attributes:
         name: A text for labels, such as `20 % of the work pruned`, or an empty string for the whole model.
         floats: The model.
-        channels: The remaining channels of each changed group, by its name.
+        channels: The remaining channels of each changed `ChannelGroup`, by the name of the group.
         is_distilled: Whether the weights were trained by distillation.
         bases: The forms to compress, by a label of their arithmetic such as `int8`.
     """

@@ -48,7 +48,7 @@ class JudgedSet:
 
 
 class Judging:
-    """Scores the candidates of a growing set, drafts their packages and measures their costs.
+    """Scores candidates, drafts their packages and measures their costs. More candidates may be added later.
 
     Attributes:
         limits: The budget with the limits in force.

@@ -1,6 +1,6 @@
 """Distils pruned models whose drop is slightly over the limit.
 
-A model within the limit needs no training, and training cannot repair a model that is far from it. The
+A model within the limit needs no training, and training cannot repair a model far over the limit. The
 training may use a share of the search limit, which is in seconds of a nominal processor. So the number of
 steps does not depend on the load of this machine.
 """

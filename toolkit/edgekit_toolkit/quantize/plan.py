@@ -134,7 +134,7 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """Return the Relu or Clip that an integer kernel fuses with a matrix product, or None.
 
-    It must be the only consumer of the product.
+    The Relu or Clip must be the only consumer of the product.
     """
     if node.op_type not in COMPUTE:
         return None

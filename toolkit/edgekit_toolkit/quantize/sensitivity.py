@@ -328,7 +328,7 @@ _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 
 
 def mixes(costs: Sequence[LayerCost]) -> list[frozenset[str]]:
-    """Return up to 4 sets of layers with int8 weights. The smallest model is first.
+    """Return up to 4 sets of layers with int8 weights. The set for the smallest model is first.
 
     The layers with the most noise per saved byte are not in the sets, and get float16 weights. The noise of
     the sets is at most 50 %, 25 %, 6 % and 1 % of the noise with int8 weights in all layers.

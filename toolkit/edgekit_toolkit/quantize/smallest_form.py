@@ -42,7 +42,7 @@ def check_smallest_form(
 def find_least_bytes(quantizer: Quantizer) -> int:
     """Return a lower bound on the size in bytes of all forms without pruning.
 
-    This is the minimum size of the weights, or the size of the only form of the model.
+    This is the minimum size of the weights, or the size of the model if it has only one form.
     """
     if quantizer.why_no_forms() is not None:
         return quantizer.source_form()[1].size_bytes

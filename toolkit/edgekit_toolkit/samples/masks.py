@@ -49,7 +49,7 @@ class MaskSet:
 
 
 def find_mask_set(path: Path) -> MaskSet | None:
-    """Return the images under `path` with their masks, or None without folders `images` and `masks`.
+    """Return the images under `path` with their masks, or None if it has no folders `images` and `masks`.
 
     Raises:
         DataError: There are no images, an image has no mask, or two images have the same mask.

@@ -32,8 +32,8 @@ class CodeRange:
 
     Attributes:
         low, high: The lowest and highest value, in the unit of the model's input.
-        may_be_symmetric: Whether the quantization may be symmetric. Then `low` may be lower than all
-            calibration values, since it mirrors `high`.
+        may_be_symmetric: Whether the quantization may be symmetric around 0. In this case, `low` may be lower
+            than all calibration values.
     """
 
     low: float

@@ -103,8 +103,8 @@ class SequenceSamples:
     def over_judged(self, run: Run, part: Part) -> Run:
         """Return the function of `over_sequences`, with the argument `steps` that suits the labels of `part`.
 
-        Without class labels, all steps are used. With the class of a sequence, the last step is used. With
-        the class of a recording, the maximum over all steps is used, because the sound may occur at any time.
+        Without class labels, all steps are used. If sequences have a class, the last step is used. If
+        recordings have a class, the maximum over all steps is used, because the sound may occur at any time.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")

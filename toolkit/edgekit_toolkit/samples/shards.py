@@ -51,7 +51,7 @@ class Column(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of rows, followed by the shape of a row if it is the same for all."""
+        """The number of rows, followed by the shape of a row if all rows have the same shape."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the rows for which `keep` (bool [rows]) is True, or all rows by default."""

@@ -35,8 +35,8 @@ Sample = tuple[dict[str, NDArray[Any]], Truth | None]
 class DataSource:
     """Samples for a model, in the order of the files. Use `open_data` to create one.
 
-    If the model fixes its batch size, samples are grouped by it. An incomplete last group is left out with a
-    warning.
+    If the model fixes its batch size, samples are grouped into batches of this size. An incomplete last batch
+    is left out with a warning.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Chooses a candidate by its measured figures, or explains why no candidate keeps all limits."""
+"""Chooses a candidate by its measured figures, or explains why no candidate meets all limits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -128,7 +128,7 @@ def _dominates(candidate: CandidateFigures, other: CandidateFigures) -> bool:
 
 
 def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bool = False) -> Choice:
-    """Return the fastest candidate that keeps all limits, or the smallest of those that are equally fast.
+    """Return the fastest candidate that meets all limits, or the smallest of those that are equally fast.
 
     Latencies measured on the target are compared if they exist. Otherwise, modelled latencies are compared if
     they differ by more than the uncertainty. If they do not, latencies measured on this machine are compared.
@@ -320,8 +320,8 @@ class FloatRatio:
     """The latency of a candidate relative to the float model.
 
     Attributes:
-        modelled: The ratio on the target by the latency model. It is None if a latency cannot be modelled or
-            if this machine is the target.
+        modelled: The ratio on the target, predicted by the latency model. It is None if a latency cannot be
+            predicted or if this machine is the target.
         uncertainty: The factor by which `modelled` may be wrong.
         here: The ratio to the engine's float candidate, from alternating measurements on this machine.
         here_to_source: The ratio to the source model, measured in the same way.

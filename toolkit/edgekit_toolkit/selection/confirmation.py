@@ -55,7 +55,7 @@ class HeldDrop:
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
 
     def exceeds(self, limit_points: float | None, *, strict: bool) -> bool:
-        """Return whether the drop is over the limit. Without a limit this is False.
+        """Return whether the drop is over the limit, or False if there is no limit.
 
         If `strict` is True, a drop that is `not resolved` counts as over the limit.
         """

@@ -66,7 +66,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an operator: the name of their schema table, and the fields without default values."""
+    """The options of an operator: the name of a schema table, and the fields that are not the default."""
 
     table: str
     fields: Mapping[str, Any] = field(default_factory=dict)

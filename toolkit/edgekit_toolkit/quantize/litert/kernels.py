@@ -61,7 +61,8 @@ _LARGEST: Final = 1e30
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
     """Return the first outputs of the operators that integer kernels can run, in order.
 
-    A model with control flow has none. If `elementwise` is False, only matrix products are returned.
+    The result is empty for a model with control flow. If `elementwise` is False, it only contains matrix
+    products.
     """
     if len(model.subgraphs) > 1:  # control flow: a branch may never run while ranges are collected
         return ()

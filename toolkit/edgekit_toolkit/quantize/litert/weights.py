@@ -51,8 +51,8 @@ def weight_bounds(
 ) -> dict[str, NDArray[np.float32]]:
     """Return a dict from the names of weights to the magnitudes that the largest code must represent.
 
-    Only weights that need more than their largest magnitude are included. Otherwise their bias would
-    overflow, or their scale would be smaller than in `scales`.
+    A weight is only included if it needs more than its largest magnitude, because its bias would otherwise
+    overflow or its scale would be smaller than in `scales`.
 
     Args:
         model: A float model from `prepare.prepare`.

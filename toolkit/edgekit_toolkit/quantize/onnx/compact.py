@@ -1,7 +1,7 @@
 """Makes ONNX files smaller, with short names and without default values and redundant constants.
 
-In a model of 50 kB, names are a quarter of the file. In an int8 detector of 1.1 MB, the scales of biases are
-3 %, and zero points and the upper halves of biases are 2 %.
+In a model of 50 kB, names take a quarter of the file. In an int8 detector of 1.1 MB, the scales of biases
+take 3 % of the file, and zero points and the upper halves of biases take 2 %.
 """
 
 import itertools

@@ -43,8 +43,8 @@ def read_yolo(path: Path, split: str) -> BoxSet:
 
     Args:
         path: A `data.yaml`, or a folder of images.
-        split: The split of the `data.yaml` to read, `train` or `val`. If the file lacks it, another split is
-            read. Ignored for a folder.
+        split: The split of the `data.yaml` to read, `train` or `val`. If the file does not have this split,
+            another split is read. Ignored for a folder.
 
     Raises:
         DataError: A file is missing or malformed. The message names the line.

@@ -85,7 +85,7 @@ def are_recordings(names: Sequence[str]) -> bool:
 def find_media(path: Path, *, labelled: bool = True, texts: bool = False) -> MediaFiles:
     """Return the image or sound files under `path` with their labels, sorted by name.
 
-    If a list of labels lacks a file, the file is left out. A note states the number of such files.
+    Files that are missing in a list of labels are left out. A note states their number.
 
     Args:
         path: A file, a list or a folder.

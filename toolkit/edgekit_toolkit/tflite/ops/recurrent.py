@@ -35,7 +35,7 @@ class _Direction:
 
 @writes("LSTM", "GRU", "RNN", rule=as_onnx)
 def write_recurrent(step: Step) -> None:
-    """Write all steps of all directions.
+    """Write the operators for all steps and directions.
 
     The input is X [T, B, I]. The outputs are Y [T, D, B, H], Y_h [D, B, H] and Y_c [D, B, H], with T steps,
     batch size B, I inputs, D directions and H hidden values.
