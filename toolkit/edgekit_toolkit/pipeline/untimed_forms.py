@@ -26,7 +26,7 @@ def find_untimed_support(kind: str, target: Target) -> EngineSupport:
     """Return the engine of a target that supports an untimed form. `kind` is one of `UNTIMED_KINDS`.
 
     Raises:
-        TargetError: No engine of the target supports the form, or its cores lack the instructions.
+        TargetError: No engine of the target supports the form, or the target's CPU lacks the instructions.
         EngineMissingError: The processor cannot be emulated on this machine.
     """
     for name in target.backend.names:
@@ -46,7 +46,7 @@ def make_untimed(run: Run, signer: StatementSigner, progress: Progress) -> Itera
     """Yield each untimed form of a request, or a text that says why it cannot be built.
 
     Raises:
-        TargetError: No engine of the target supports the form, or its cores lack the instructions.
+        TargetError: No engine of the target supports the form, or the target's CPU lacks the instructions.
         EngineMissingError: The processor cannot be emulated on this machine.
     """
     for kind in run.request.also:
