@@ -15,7 +15,7 @@ class NodeFacts:
         self.node, self.graph = node, graph
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the node, or `default` if it is not set. Texts are returned as `str`."""
+        """Return an attribute of the node, or `default` if it is not set. Strings are returned as `str`."""
         value = self.node.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 

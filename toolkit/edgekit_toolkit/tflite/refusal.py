@@ -21,7 +21,7 @@ class Refusal:
     """The reason why a node cannot be written as TFLite.
 
     Attributes:
-        operator: The operator type. Its domain is included if it is not ONNX's own.
+        operator: The operator type, or `DOMAIN.TYPE` if the domain is not ONNX's default domain.
         node: A text for messages that contains the name of the node, or else the names of its outputs.
         reason: The unsupported feature.
     """

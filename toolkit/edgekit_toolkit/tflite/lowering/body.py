@@ -115,7 +115,10 @@ class Value:
 
 
 class Body(NodeFacts):
-    """The nodes and constants that replace a node. Their names start with the name of its first output."""
+    """The nodes and constants that replace an ONNX node.
+
+    The name of each new node output and constant starts with the name of the replaced node's first output.
+    """
 
     def __init__(self, node: Node, graph: Graph, opset: int) -> None:
         super().__init__(node, graph)
@@ -129,7 +132,7 @@ class Body(NodeFacts):
         return Value(name, self, self.graph.dtype(name))
 
     def is_read(self, number: int) -> bool:
-        """Return whether an output of the replaced node is read by a node or returned by the model."""
+        """Return whether output `number` of the replaced node is used by a node or returned by the model."""
         return number < len(self.node.outputs) and self.graph.is_read(self.node.outputs[number])
 
     def axis(self, default: int, number: int = 0) -> int:

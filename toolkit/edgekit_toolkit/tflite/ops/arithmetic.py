@@ -19,7 +19,7 @@ def write_arithmetic(step: Step) -> None:
 
 @writes("Sum", "Mean", "Max", "Min", rule=elementwise)
 def write_variadic(step: Step) -> None:
-    """Write ADD, MAXIMUM or MINIMUM for each input after the first. A Mean also gets a MUL at the end."""
+    """Write ADD, MAXIMUM or MINIMUM for each input after the first. For a Mean, a MUL divides the sum."""
     kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
     _check(step, kind)
     result = step.read(0)

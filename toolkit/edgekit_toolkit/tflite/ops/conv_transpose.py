@@ -32,7 +32,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("ConvTranspose", rule=_rule)
 def write_conv_transpose(step: Step) -> None:
-    """Write TRANSPOSE_CONV. If the padding SAME differs from the ONNX padding, crop an unpadded result."""
+    """Write TRANSPOSE_CONV with padding SAME if it equals the ONNX padding, else with VALID and a crop."""
     weights = _weights(step)  # [O, H, W, I]
     kernel = weights.shape[1:3]
     sizes, outputs = _image(step.shape(0)[2:]), _image(step.out_shape()[2:])

@@ -91,7 +91,7 @@ def _cast_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Cast", "CastLike", rule=_cast_rule)
 def write_cast(step: Step) -> None:
-    """Write CAST to the element type of the output, or NOT_EQUAL with 0 for booleans."""
+    """Write CAST, or a comparison with 0 by NOT_EQUAL if the output is boolean."""
     source, target = step.dtype(0), step.out_dtype()
     tensor = step.read(0)
     if target == np.bool_:

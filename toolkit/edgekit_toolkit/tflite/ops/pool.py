@@ -49,9 +49,9 @@ def write_max_pool(step: Step) -> None:
 
 @writes("AveragePool", rule=_rule)
 def write_average_pool(step: Step) -> None:
-    """Write AVERAGE_POOL_2D. A PAD with zeros is added if TFLite lacks the padding.
+    """Write AVERAGE_POOL_2D. A PAD with zeros is added if neither SAME nor VALID fits.
 
-    TFLite then includes the zeros in its averages. If ONNX does not, a MUL corrects the averages.
+    TFLite includes the added zeros in its averages. A MUL corrects the averages if ONNX excludes the zeros.
     """
     sliding = _windows(step)
     if max(sliding.dilations) > 1:
@@ -75,7 +75,7 @@ def write_average_pool(step: Step) -> None:
 
 @writes("GlobalAveragePool", "GlobalMaxPool", rule=axiswise)
 def write_global_pool(step: Step) -> None:
-    """Write MEAN or REDUCE_MAX over all axes except batch and channels, for any form of the input."""
+    """Write MEAN or REDUCE_MAX over all axes except batch and channels."""
     axes = sorted(step.axis(axis) for axis in range(2, len(step.shape(0))))
     kind = "MEAN" if step.node.op_type == "GlobalAveragePool" else "REDUCE_MAX"
     step.give(emit_reduction(step, kind, step.read(0), axes))

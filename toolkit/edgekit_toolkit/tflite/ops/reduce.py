@@ -44,7 +44,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 def write_reduce(step: Step) -> None:
     """Write MEAN, SUM or another reduction.
 
-    Norms and reductions with logarithms were already replaced by these reductions.
+    Reductions that TFLite lacks, such as ReduceL2 and ReduceLogSum, have already been replaced by these.
     """
     step.require("float32", "int32", "int64")
     tensor = step.read(0)

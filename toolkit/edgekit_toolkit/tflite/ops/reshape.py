@@ -1,4 +1,4 @@
-"""Operators that change the shape of a tensor. If they only rename axes, they are views (see `values`)."""
+"""Operators that change the shape of a tensor without changing its elements."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def write_reshape(step: Step) -> None:
 
 @writes("Dropout", rule=as_onnx)
 def write_dropout(step: Step) -> None:
-    """Raise RefusedError. A Dropout without effect is a view, so no operator is written for it."""
+    """Raise RefusedError. This is not called for a Dropout that returns its input unchanged."""
     raise RefusedError(f"its mask, and dropping in training_mode, are not covered: {step.node.outputs}")
 
 

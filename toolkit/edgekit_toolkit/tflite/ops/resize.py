@@ -33,7 +33,9 @@ class Sampling:
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
 
     def nearest(self, size: int, length: int) -> NDArray[np.int32]:
-        """Return the index of the element that each of `length` results takes along an axis, int32 [length].
+        """Return the index of the input element for each output element of an axis, int32 [length].
+
+        `size` is the size of the axis. `length` is its size in the output.
 
         Source: tensorflow/lite/kernels/internal/reference/resize_nearest_neighbor.h.
         """

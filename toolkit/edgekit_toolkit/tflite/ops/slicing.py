@@ -15,7 +15,7 @@ MAX_SLICED_RANK = 5
 def write_slice(step: Step) -> None:
     """Write SLICE, or STRIDED_SLICE if the step is not 1.
 
-    These operators support at most five axes. If there are more, a GATHER is written for each axis.
+    These operators support at most five axes. For tensors with more axes, write a GATHER for each axis.
     """
     tensor, ranges = step.read(0), _ranges(step)
     stored = [range(size) for size in tensor.shape]

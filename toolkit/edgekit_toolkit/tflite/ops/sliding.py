@@ -17,9 +17,9 @@ SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
-    """Return the windows over the first input [N, C, spatial...].
+    """Return the windows over the first input [N, C, spatial...], with at least two spatial axes.
 
-    A single spatial axis gets another axis of size 1 in front. `kernel` is the window size without dilation.
+    A 1-D input is treated as an image of height 1. `kernel` is the window size without dilation.
 
     Raises:
         RefusedError: The windows are not supported, see `windows`.
@@ -43,7 +43,7 @@ def attributes_of(node: NodeFacts) -> WindowAttributes:
 
 
 def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
-    """Return the tensor [N, spatial..., C] padded with zeros, or unchanged if `pads` are all 0."""
+    """Return the tensor [N, spatial..., C], padded with zeros. Write no operator if all `pads` are 0."""
     if not any(before or after for before, after in pads):
         return tensor
     amounts, shape = _bordered(step, tensor, pads)
@@ -53,9 +53,9 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with padding that does not change the maximum of any window.
 
-    Zeros are used if no element is negative. Mirrored elements are used if each window with the copy of an
-    element also contains the original. In the remaining cases, the lowest float is used, which makes a later
-    quantization useless.
+    Tensors without negative elements are padded with zeros. Other tensors are padded by reflection if at most
+    half of each window is padding. Otherwise, the padding is the lowest float, and the model should not be
+    quantized later.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)
@@ -95,7 +95,10 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
 
 
 def padded(step: Step, tensor: Tensor, sliding: Windows) -> tuple[Tensor, str]:
-    """Return `tensor` and the option `SAME` or `VALID`. If neither fits, `tensor` is padded with zeros."""
+    """Return a tensor and its padding option `SAME` or `VALID`.
+
+    If neither option fits, return `tensor` padded with zeros, and `VALID`.
+    """
     if sliding.padding is not None:
         return tensor, sliding.padding
     return pad_spatial(step, tensor, sliding.pads), "VALID"

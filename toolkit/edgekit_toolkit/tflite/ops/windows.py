@@ -82,8 +82,7 @@ def windows(
             beyond the padding of the model.
 
     Raises:
-        RefusedError: The padding is negative, or a window would begin after the image. The ONNX standard and
-            onnxruntime have no such window.
+        RefusedError: The padding is negative, or `outputs` differs from the ONNX standard.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
