@@ -28,7 +28,7 @@ _MAX_FIELD: Final = 128
 
 
 class SamplePages:
-    """The pages of samples. The audit log records each view of a page, but not of each picture on it."""
+    """The pages of samples. One entry in the audit log records that a page with its pictures was viewed."""
 
     def __init__(self) -> None:
         self._viewed_s: dict[tuple[str, str], float] = {}

@@ -1,7 +1,7 @@
 """The manager's connection to the broker, or to the first reachable node of a cluster.
 
 It uses MQTT 3.1.1, which every broker supports. Documents that are lost during an interruption are sent again
-by `publisher`, which knows from the devices' messages which documents they have.
+by `publisher`, because devices report which document they have.
 """
 
 import asyncio
@@ -79,13 +79,13 @@ class BrokerLink:
             self._connection.publish(topic(device, kind), envelope, is_retained=retain)
 
     async def drain(self) -> None:
-        """Wait until most of the published data has been passed to the socket, which limits memory use."""
+        """Wait until most of the published data has been passed to the socket. This limits memory use."""
         while self._connection is not None and self._connection.unsent_bytes > _MAX_UNSENT_BYTES:
             await asyncio.sleep(0.005)
 
     @contextlib.contextmanager
     def unread(self) -> Iterator[None]:
-        """Pause reading in the `with` block, since one large read costs less than many small ones."""
+        """Return a context manager that pauses reading. One large read costs less than many small ones."""
         connection = self._connection
         if connection is not None:
             connection.pause_reading()

@@ -2,11 +2,11 @@
 
 A document is accepted only if the device in its topic has signed it, and if its number is higher than that of
 the last document of its kind. So a broker cannot forge, replay or reorder messages. Refused messages are
-counted, and written to the audit log once a minute for each device. A device with lower numbers than before
-may have lost its journal. The manager tells it the highest number (`Desired.sequence`).
+counted, and written to the audit log once a minute for each device. A device that has lost its journal starts
+again with low numbers. The manager tells it the highest number that it has used (`Desired.sequence`).
 
-A device with valid keys may still be malicious or faulty. So there are limits for each device: on messages a
-second, on audit log entries a day, and on the number of versions for which it reports figures.
+A device with valid keys may still be malicious or faulty. So each device has limits on its messages a
+second, its audit log entries a day, and the number of versions for which it reports figures.
 """
 
 import hashlib
@@ -171,7 +171,10 @@ class KnownDevice:
             self.day, self.entries, self.versions = day, 0, frozenset()
 
     def keeps_figures(self, figures: ModelFigures) -> bool:
-        """Count a version, and return True unless the device has reported too many versions today."""
+        """Return True if these figures may be stored, and count their version.
+
+        A device can report figures for a limited number of versions a day.
+        """
         version = hash((figures.model, figures.version))
         if version not in self.versions:
             if len(self.versions) >= _VERSIONS_A_DAY:
@@ -191,7 +194,7 @@ _WRITTEN: Final = (
 
 
 class DeviceIndex:
-    """The enrolled devices of this manager's shards. They are in memory, so a message needs no query."""
+    """The enrolled devices of this manager's shards, in memory. No message needs a database query."""
 
     def __init__(self, shards: Shards) -> None:
         self.devices: dict[str, KnownDevice] = {}
@@ -314,9 +317,8 @@ class Inbox:
     def list_unknown(self, limit: int) -> set[str]:
         """Return the unknown or revoked devices that have sent pending messages.
 
-        These devices may have enrolled since the index was loaded.
-
-        `limit` is the maximum number of messages to look at, as for `take`.
+        These devices may have enrolled since the index was loaded. `limit` is the maximum number of pending
+        messages to check, starting with the oldest.
         """
         names = {_device_of(topic) for topic, _ in self._pending[:limit]}
         return {

@@ -50,7 +50,7 @@ class Outgoing:
 
 
 class Publisher:
-    """Makes the desired documents of the devices in an index."""
+    """Makes desired documents for the devices in a `DeviceIndex`."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Publisher:
                 entry.desired_sent, entry.sent_at = message.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the stored documents of those devices that have an older document.
+        """Return the stored documents for all given devices whose document is older than the stored one.
 
         If a device has a newer document than the store, the store was restored from a backup. In this case,
         the next document gets a higher number, and an alarm is written to the audit log.

@@ -47,7 +47,7 @@ class RepositoryUpkeep:
         self._refreshed_at = self._cleaned_at = float("-inf")  # of the monotonic clock
 
     def rejoin(self) -> None:
-        """Make the next `begin` refresh at once, because this manager has joined again."""
+        """Force a refresh at the next call of `begin`, because this manager has joined again."""
         self._refreshed_at = float("-inf")
 
     def begin(self, now: float) -> list[Expiry]:

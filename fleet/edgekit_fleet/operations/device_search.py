@@ -106,7 +106,7 @@ def find_devices(
 
 
 def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], int]:
-    """Return the number of devices for each (status, is_online). The `status` of `search` is ignored.
+    """Return a dict from (status, is_online) to the number of devices. `search.status` is ignored.
 
     Raises:
         FleetError: The selector is malformed.

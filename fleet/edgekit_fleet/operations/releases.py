@@ -48,9 +48,9 @@ class ReleaseSummary:
         is_withdrawn: Whether no rollout may use the release.
         is_encrypted: Whether the packages are encrypted for the devices that may run them.
         packages: The model, version, target and size in bytes of each package.
-        deltas: The model, target, old version and size in bytes of each delta. If the old version is unknown,
-            it is replaced by the start of the old package's digest. It is empty for a coded file, which is
-            compressed without an old package.
+        deltas: The model, target, old version and size in bytes of each delta. An unknown old version is
+            replaced by the first 8 digits of the old package's digest. The old version is empty if the new
+            package is compressed without an old one.
     """
 
     name: str

@@ -75,9 +75,10 @@ class PlanSummary:
     """The planned effect of a rollout, without an object for each device.
 
     Attributes:
-        planned: The plan of one device and the names of all devices, for each group of devices that get the
-            same packages.
-        refused: The refusal of one device and the names of all devices, for each reason.
+        planned: The devices that get packages, in groups with the same packages. Each item is the plan of one
+            device in the group, and the names of all devices in the group.
+        refused: The devices that get no packages, in groups with the same reason. Each item is the refusal of
+            one device in the group, and the names of all devices in the group.
         devices: The number of devices that get packages.
         settings: The settings of the rollout.
     """
@@ -110,7 +111,8 @@ class PlanRollout:
     """A rollout to plan.
 
     Attributes:
-        release, selector: The release, and the devices that get it.
+        release: The name of the release.
+        selector: The selector of the devices that get the release.
         waves: The sizes of the waves, as shares or counts.
         minimum: The number of devices of the first step. The default is a tenth of all devices, but at least
             1 and at most 30.
@@ -430,8 +432,8 @@ def give_order(
 def list_plain_returns(session: Session, row: RolloutRow) -> list[str]:
     """Return the models that an abort would roll back from an encrypted version to a plain one.
 
-    The result is empty before the end of the rollout. Until then, the plain version is still on the device,
-    and a bad release must be rolled back at once.
+    The result is empty unless the rollout has succeeded. A rollout that is still open can always be rolled
+    back, because devices still have the plain version.
     """
     if row.state != "succeeded":
         return []

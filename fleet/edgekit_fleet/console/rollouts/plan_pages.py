@@ -1,4 +1,4 @@
-"""The page that plans and starts a rollout. It lists the included devices, and why others are excluded."""
+"""The page that plans and starts a rollout. It shows which devices are included, and why others are not."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

@@ -30,10 +30,10 @@ _DEVICES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A wave of a rollout.
+    """A wave of a rollout, or all waves of a rollout together.
 
     Attributes:
-        number: The number of the wave, from 1, or 0 for several waves together.
+        number: The number of the wave, counted from 1. It is 0 for all waves together.
         ends_at: The number of devices that have the release at the end of the wave.
         states: A dict from device state to the number of devices.
     """
@@ -48,7 +48,7 @@ class Wave:
 
     @property
     def counts(self) -> list[tuple[str, int]]:
-        """The states of the devices, each with its number of devices, in the order of the bar chart."""
+        """Each device state and the number of devices in it, in the order of the bar chart."""
         return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
 
     def draw(self) -> Markup:
@@ -102,7 +102,11 @@ def list_rollout_rows(
 
 
 def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
-    """Return a dict from each rollout to the counts of all its devices, as a `Wave` with the number 0."""
+    """Count the devices of each rollout by state.
+
+    Returns:
+        A dict from rollout to a `Wave` with the number 0 that contains all devices of the rollout.
+    """
     rows = session.execute(
         select(MemberRow.rollout, MemberRow.state, func.count())
         .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
@@ -179,9 +183,14 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
 def list_members(
     session: Session, rollout: str, *, state: str | None, after: str, limit: int
 ) -> list[MemberRow]:
-    """Return at most `limit` devices of a rollout, sorted by name, whose names follow `after`.
+    """Return a page of the devices of a rollout, sorted by name.
 
-    If `state` is given, only devices in that state are returned.
+    Args:
+        session: A session of the store.
+        rollout: The name of the rollout.
+        state: The state of the devices to return, or None for all devices.
+        after: The name of the last device on the previous page, or empty for the first page.
+        limit: The maximum number of devices.
     """
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:

@@ -52,9 +52,8 @@ class Moment:
     Attributes:
         number: The number of the entry in the audit log.
         at: The time of the entry, in seconds since 1970.
-        kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin`, `withdraw`, or
-            `evidence-OUTCOME`.
-        sentence: The event and its reason.
+        kind: The kind of event, which determines the style of the entry, such as `start` or `abort`.
+        sentence: A description of the event and its reason.
     """
 
     number: int
@@ -69,12 +68,13 @@ class LogView:
     """The part of a log that a page shows.
 
     Attributes:
-        courses: The courses of the gates that have answers.
+        courses: The evidence of each gate over time. Gates without answers from devices are omitted.
         moments: The entries of the timeline, newest first.
         earlier: The number of older entries that `moments` does not contain.
         waits_for: The number of the wave that waits for approval, counted from 1, or 0 if none waits.
         faults: A dict from fault to the number of devices and some of their names.
-        outside: The name, gate and finding of each outside judge. The finding is None without evidence.
+        outside: The name of each gate with an outside judge, the gate, and its finding. The finding is None
+            until the judge has sent evidence.
     """
 
     courses: Sequence[Course]
@@ -120,7 +120,10 @@ class RolloutLog:
             self.number = number
 
     def find_courses(self) -> list[Course]:
-        """Return the course of each gate that has answers. It is empty before the first `follow`."""
+        """Return the evidence over time of each gate for which devices have sent answers.
+
+        The list is empty before the first call of `follow`.
+        """
         if self.progress is None:
             return []
         if self._courses[0] != self.number:
@@ -181,7 +184,9 @@ class RolloutLogs:
         self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Lookup[LogView]:
-        """Return the log of a rollout as far as it was read (see `Lookup`). A thread reads the newer entries.
+        """Return the entries of a rollout's log that were already read (see `Lookup`).
+
+        A background thread reads the newer entries.
 
         Raises:
             FleetError: The log does not begin with a start.
