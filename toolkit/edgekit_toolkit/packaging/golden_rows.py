@@ -1,9 +1,10 @@
 """Chooses additional golden rows that best detect a wrong model, and sets their tolerances.
 
 A golden row may not detect a wrong model if a softmax saturates or an input does not affect the output. So
-many random rows are tried, and the rows whose outputs differ most are chosen. The differences are divided by
-the noise that the rounding of another engine causes. For quantized models, this noise is estimated by
-changing inputs by one 8-bit code, see docs/adr/0030.
+many random rows are tried. In the chosen rows, the outputs differ most from the outputs of the first row, and
+the values along the last axis (classes) differ most from each other. The differences are divided by the noise
+that the rounding of another engine causes. For quantized models, this noise is estimated by changing inputs
+by one 8-bit code, see docs/adr/0030.
 """
 
 import functools
@@ -154,8 +155,8 @@ def pack_values(
 ) -> bytes:
     """Return the bytes of expected values for a package.
 
-    float32 values are rounded to a step of at most 1/16 of their tolerance. Values near the largest float are
-    not rounded if rounding would make them infinite.
+    Each float32 value is rounded to a multiple of a power of two, which is at most 1/16 of the tolerance of
+    the value. Values near the largest float are not rounded if rounding would make them infinite.
     """
     stored = np.ascontiguousarray(values)
     if stored.dtype == np.float32:
@@ -214,7 +215,7 @@ def _holds_scores(value: NDArray[Any]) -> bool:
 
 
 def sigmoid_error(value: NDArray[Any]) -> float:
-    """Return the largest rounding difference between engines for a sigmoid, or 0 for other values."""
+    """Return the largest rounding difference between engines if `value` looks like a sigmoid, else 0."""
     return _SIGMOID_ERROR if _holds_scores(value) and not _excludes(value) else 0.0
 
 

@@ -30,16 +30,16 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 def under_last_version(
     recipe: Recipe, package: PackageDraft, folder: Path
 ) -> tuple[Recipe, PackageDraft] | str:
-    """Give a package the previous version if the folder contains the same package with that version.
+    """Reuse the previous version if `folder` contains a package that is equal except for its version.
 
     Args:
-        recipe: The recipe. Its version comes from `find_free_version`, and is not `1.0.0`.
-        package: The package of that recipe.
+        recipe: The recipe of the new package. Its version comes from `find_free_version`, and is not `1.0.0`.
+        package: The new package.
         folder: The output folder.
 
     Returns:
-        The recipe and the package with the previous version, or a warning if that version is missing,
-        unreadable or different.
+        The recipe and the new package with the previous version. If the package of the previous version is
+        missing, unreadable or different, a warning is returned.
     """
     version = f"{_SERIES}.{int(recipe.version.rpartition('.')[2]) - 1}"
     renamed = replace(recipe, version=version)

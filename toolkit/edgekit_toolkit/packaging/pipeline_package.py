@@ -66,8 +66,8 @@ class StageCosts:
 def add_costs(stages: Sequence[StageCosts], size_bytes: int) -> dict[str, float | None]:
     """Return the size in bytes, latency in ms and memory in bytes of a pipeline. Unknown figures are None.
 
-    Each stage runs `count` times, one stage after the other. The memory is the sum over all models, plus the
-    memory of the largest engine.
+    The latency is the sum over all stages, and each stage runs `count` times. The memory is the sum over all
+    models, plus the memory of the largest engine.
     """
 
     def add(values: Sequence[float | None]) -> float | None:
@@ -89,8 +89,8 @@ def count_costs(
 ) -> list[StageCosts]:
     """Return the costs of each stage that has a model, in the order of the stages.
 
-    `evidence` is a dict from the name of a stage to the predicate in the evidence of its package. Stages may
-    be missing.
+    `evidence` is a dict from the name of a stage to the predicate in the evidence of its package. Stages
+    without evidence are not in the dict.
     """
     counts = {SOURCE: 1}
     costs = []

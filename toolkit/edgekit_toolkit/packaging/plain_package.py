@@ -1,4 +1,4 @@
-"""Packages a model without changes, for example in float32. It needs no search and no samples."""
+"""Packages a model without changes, for example in float32. No search and no samples are needed."""
 
 import hashlib
 from pathlib import Path

@@ -59,7 +59,7 @@ class KeyInfo:
 
 
 class StatementSigner:
-    """Signs in-toto statements with one key. A call takes the payload and returns a DSSE envelope."""
+    """Signs in-toto statements with one key. Calling it with a payload returns a DSSE envelope."""
 
     __slots__ = ("_signer", "key_id")
 
@@ -139,7 +139,8 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
     """Store the public key and the URI of a key in an HSM or KMS.
 
-    `uri` is for `Signer.from_priv_key_uri` of securesystemslib. `public_key_path` is the path of a PEM file.
+    `uri` is passed to `Signer.from_priv_key_uri` of securesystemslib. `public_key_path` is the path of a PEM
+    file.
 
     Raises:
         SignatureError: The URI cannot be used with that public key, or another key has the name.

@@ -67,7 +67,7 @@ def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
-    """Return the scale and shift of a node, or None if the node is not a constant scale or shift."""
+    """Return the scale and shift of a node, or None if it does not scale or shift by a constant."""
     if node.op_type == "BatchNormalization" and len(node.output) == 1:
         return _batch_normalization(index, node)
     if node.op_type not in {"Mul", "Div", "Add", "Sub"} or len(node.input) != 2:

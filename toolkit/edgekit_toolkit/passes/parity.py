@@ -21,8 +21,8 @@ class Tolerance:
         range_fraction: A fraction of the range of the output, which is the largest minus the smallest value.
         ulps: A number of units in the last place (ulp) of the largest absolute value of the output, or of 1
             if all values are smaller. This term is needed for outputs with a large offset and a small range.
-            It is also needed for sigmoid, tanh and softmax, because engines compute small values of them
-            with the rounding errors of values near 1.
+            It is also needed for sigmoid, tanh and softmax, because engines compute even small results with
+            the rounding errors of values near 1.
     """
 
     range_fraction: float = 1e-5

@@ -127,7 +127,7 @@ def find_wrong_in_codes(
         noise: Returns the noise of a model compared with the float model, or raises BackendError.
 
     Raises:
-        BackendError: The model does not run without optimisations either.
+        BackendError: The model does not run, even without optimisations.
     """
     off_for_floats = disabled_optimizers(model)
     limit = _NOISIER * noise(disable_optimizers(model, WHOLE_OPTIMISER))
