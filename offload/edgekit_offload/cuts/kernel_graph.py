@@ -82,7 +82,7 @@ class KernelGraph:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """The sorted indices of the kernels from which each kernel reads tensors directly."""
+        """For each kernel, the sorted indices of the kernels that write the tensors it reads."""
         return tuple(
             tuple(sorted({self.producer[tensor] for tensor in kernel.reads if tensor in self.producer}))
             for kernel in self.kernels
@@ -90,7 +90,7 @@ class KernelGraph:
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """Whether kernel j depends on kernel i, directly or indirectly, bool [j, i]. True for j = i."""
+        """Whether kernel j depends on kernel i, directly or indirectly, bool [j, i]. The diagonal is True."""
         needed = np.eye(len(self.kernels), dtype=np.bool_)
         for number, before in enumerate(self.predecessors):
             needed[number] |= needed[list(before)].any(axis=0)
@@ -98,7 +98,7 @@ class KernelGraph:
 
     @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The pairs of a kernel and a kernel that reads its tensors, as two arrays of kernel indices."""
+        """The edges of the graph: the indices of the writing kernels, and those of the reading kernels."""
         pairs = [
             (predecessor, number) for number, before in enumerate(self.predecessors) for predecessor in before
         ]

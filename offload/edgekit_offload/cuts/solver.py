@@ -226,7 +226,7 @@ class Cuts:
         return self._keep(limits, solve)
 
     def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
-        """Return the placement whose slowest stage is fastest. This stage determines the throughput.
+        """Return the placement that minimises the time of the slowest stage, which limits the throughput.
 
         `stages` are the costs of each stage, such as device, link and server, in seconds per request.
 

@@ -124,7 +124,7 @@ class Recording:
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
 
     def mean_to_oracle(self) -> float | None:
-        """Return the ratio of edgekit's mean latency to the latency of the best plan of each phase.
+        """Return the ratio of edgekit's mean latency to the mean latency with the best plan of each phase.
 
         Phases in which `oracle` returns None are ignored. Return None if no phase remains, or if one of
         edgekit's requests in these phases has no answer.

@@ -20,7 +20,7 @@ TritonBackend: TypeAlias = Literal["onnxruntime", "python"]
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """The hardware and library that run the tails.
+    """The hardware and library that run the exported models.
 
     Attributes:
         is_gpu: True for a GPU, False for the processor.

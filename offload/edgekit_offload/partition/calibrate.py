@@ -26,9 +26,9 @@ _IMAGE_RANK: Final = 4
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
     """Return a lattice that maps the values of the samples to 8-bit codes, or None if there is none.
 
-    If no sample contains a code, the value of the code is interpolated. It may differ from the result of the
-    preprocessing in the last bit. The range of accepted codes extends the range of the samples by a quarter
-    of its width on each side. The samples do not show whether values further away have the same steps.
+    The value of a code that does not occur in the samples is interpolated, and its last bit may be wrong. The
+    range of accepted codes is wider than the range of the samples by a quarter of its width on each side.
+    Values outside of the accepted range may not be on the grid.
 
     Args:
         samples: The samples, float32 [samples, ...]. For images, channels are axis 1 or the last axis.
@@ -60,9 +60,9 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 def find_series(samples: NDArray[np.float32]) -> Lattice:
     """Return a lattice that maps the values of the samples to 16-bit codes.
 
-    If the values are not on a grid, they are rounded to 1/30,000 of their range. The range of the codes
-    extends the range of the samples on each side, by up to a quarter of its width, or by 4.6 % if the values
-    are rounded. All codes fit into 15 bits.
+    If the values are not on a grid, they are rounded to 1/30,000 of their range. The range of the codes is
+    wider than the range of the samples by at most a quarter of its width on each side. The difference of two
+    codes fits into 16 bits.
 
     Args:
         samples: The samples, float32 [samples, ...].

@@ -42,8 +42,8 @@ class CutCoding:
             the whole tensor.
         min_samples: The number of samples needed to estimate how the coding changes answers, or 0 if it is
             exact.
-        max_cuts: The maximum number of cuts with this coding that are measured, not counting the best one.
-            All codings whose maximum is None share one limit.
+        max_cuts: The maximum number of cuts with this coding that are measured in addition to the best one.
+            Codings with None share one limit.
     """
 
     bits: int
@@ -117,7 +117,7 @@ class Lattice:
 
     @property
     def codes(self) -> InputCodes:
-        """The range and steps with which a device checks values before coding them."""
+        """The range and step of the values, which a device checks before it encodes a request."""
         ends = np.array([[self.lowest], [self.highest]]) if self.accepted is None else self.accepted
         lowest, highest = self.offset + self.step * ends
         return InputCodes(

@@ -205,8 +205,8 @@ class SourceModel:
 
         Args:
             sizes: The sizes of free dimensions by name, 1 by default.
-            varied: Whether to change the generated floats with `vary_values`, which also changes sizes that
-                depend on values. Otherwise, floats are in 0..1.
+            varied: Whether to change the generated floats with `vary_values`, which reveals the sizes that
+                depend on values. If False, floats are in 0..1.
 
         Raises:
             CutError: onnxruntime does not run the model.

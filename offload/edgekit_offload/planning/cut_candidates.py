@@ -106,8 +106,8 @@ class LeakageMeter:
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
         """Return the names of the tensors of a refused cut that must not be sent.
 
-        These are the tensors that exceed the limit alone. If there are none, it is the tensor with the
-        highest leakage.
+        These are the tensors whose own leakage exceeds the limit. If there are none, it is the tensor with
+        the highest leakage.
         """
         if len(sent) < 2:
             return tuple(tensor.name for tensor in sent)

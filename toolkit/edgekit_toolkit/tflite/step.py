@@ -26,7 +26,7 @@ class Step(NodeFacts):
     # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
-        """Return the position of an ONNX axis in the work form. Negative axes count from the end."""
+        """Return the position of an ONNX axis in the stored tensor. Negative axes count from the end."""
         rank = sum(1 for axis in self.form if axis >= 0)
         return self.form.index(axis % rank)
 

@@ -77,7 +77,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """A dict from a tensor to the nodes that read it. A node is listed once for each such input."""
+        """A dict from a tensor to the nodes that read it. A node that reads it twice is listed twice."""
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
