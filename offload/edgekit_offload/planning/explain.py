@@ -1,4 +1,4 @@
-"""Writes sentences about the result of planning: one for each candidate, and some about all of them."""
+"""Writes sentences about the result of planning, for single candidates and for the whole plan."""
 
 import math
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ def explain_plan(
 ) -> tuple[str, ...]:
     """Return sentences that say under which conditions offloading is better than running locally.
 
-    `bandwidths` (Mbit/s) and `rtts` (ms) are those for which the candidates have scores. `unit` is the unit
-    of the scores.
+    The candidates have a score for each pair of `bandwidths` (Mbit/s) and `rtts` (round-trip times in ms).
+    `unit` is the unit of the scores.
     """
     sentences = []
     too_lossy = [candidate for candidate in candidates if candidate.is_over_loss]
@@ -179,7 +179,7 @@ def describe_answers(candidate: Candidate, samples: int) -> str:
 
 
 def describe_leakage(candidate: Candidate) -> str:
-    """Return a text about how much of the input is revealed by a candidate that sends something."""
+    """Return a text about how well an attacker can reconstruct the input from the data that is sent."""
     if candidate.sends_input:
         return "the input itself"
     leakage_db = candidate.plan.leakage_db

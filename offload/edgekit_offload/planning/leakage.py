@@ -73,12 +73,12 @@ def measure_leakage(
             distinct and must not overlap, or the attacker would know parts of the inputs to reconstruct.
         sent: The tensors [samples, ...] after decoding on the server, to include the loss of the coding.
         seed: The seed for the order of samples, and for sampling and grouping values.
-        most_values: The maximum number of values of an input to reconstruct. Fewer values take less time, but
-            make the mean error less certain.
+        most_values: The maximum number of values of an input to reconstruct. A lower number takes less time,
+            but the result is less accurate.
 
     Raises:
-        CutError: There are too few samples, their numbers differ, all inputs are equal, or a value is not
-            finite.
+        CutError: There are too few samples, `inputs` and `sent` differ in length, all inputs are equal, or a
+            value is not finite.
     """
     rng = np.random.default_rng(seed)
     source = _as_rows(inputs, "inputs")

@@ -340,15 +340,15 @@ def leakage_of(
 ) -> Callable[[Sequence[SentTensor]], Leakage | None]:
     """Return a function that measures how well an attacker can reconstruct an input from sent tensors.
 
-    If the model has several inputs, the highest leakage of an input is returned. If the sent tensors exceed
-    `max_bytes`, fewer samples are used, but at least `LEAST_FOR_LIMIT`. If their tensors are still too large,
-    the attacker gets a random selection of the values.
+    If the model has several inputs, the function returns the leakage of the input with the highest leakage.
+    If the sent tensors exceed `max_bytes`, fewer samples are used, but at least `LEAST_FOR_LIMIT`. If the
+    tensors of these samples still exceed `max_bytes`, the attacker gets a random selection of the values.
 
     Args:
         model: The ONNX model.
         feeds: The samples, one request each. The attacker knows most of them.
-        limit_s: The total time, after which calls return None. With a limit, the attacker knows fewer samples
-            of a slow model, so that the lower bound is lower.
+        limit_s: The total time, after which calls return None. With a limit, fewer samples are used for a
+            slow model, which makes the attack weaker.
         max_bytes: The maximum size of the sent tensors of all samples in bytes.
     """
     spent_s = 0.0

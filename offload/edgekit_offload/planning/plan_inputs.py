@@ -63,9 +63,8 @@ class PlanInputs:
         leakage: Measures the leakage of sent tensors, or None.
         cascade: The small model of a cascade and the required agreement.
         max_loss: The maximum fraction of answers that a coding may make wrong. It limits the estimated loss
-            plus one standard error. The loss is unknown if no outputs are known to be classes, nothing was
-            run, or there are too few real samples. If `max_loss` is below 1, codings with an unknown loss are
-            not used.
+            plus one standard error. The loss is unknown if the model has no known class scores, was not run,
+            or has too few real samples. If `max_loss` is below 1, codings with an unknown loss are not used.
         has_samples: Whether `feeds` are the user's data. The loss is not estimated from golden or generated
             inputs.
         is_server_modelled: Whether the server's profile is scaled from another machine.

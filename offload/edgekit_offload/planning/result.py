@@ -148,7 +148,7 @@ class Candidate:
         samples_needed: The number of samples needed to estimate the loss, or 0 if there are enough.
         is_over_loss: Whether `expected_loss` plus `loss_error` exceeds `PlanningResult.max_loss`, or is
             unknown for an inexact coding. The candidate is then shown but not used.
-        sends_input: Whether it sends an input or a converted input, so that leakage is not measured.
+        sends_input: Whether it sends an input or a converted input. If True, leakage is not measured.
         known_inputs: The number of inputs that the attacker knew, or 0 if leakage was not measured.
     """
 
