@@ -138,7 +138,10 @@ class CandidateSet:
         return max((stop.needed_s for stop in self.stops), default=0.0)
 
     def undo(self, candidate: Candidate | None) -> None:
-        """Undo the last `add`, which returned `candidate`. If it failed, undo the entry in `dropped`."""
+        """Undo the last call of `add`, which returned `candidate`.
+
+        If the call failed and `candidate` is None, the last entry of `dropped` is removed.
+        """
         if candidate is None:
             self.dropped.pop()
         else:
@@ -202,8 +205,8 @@ def find_candidates(
             mixed precision are tried until the limit is reached.
         dims: The sizes of the free dimensions.
         progress: Called with the current step, the number of finished parts and the total number of parts.
-        like: The only form to build besides the float model, or None to search. It is built twice, first
-            with weights close to those of the model `like.earlier`, and then without this constraint.
+        like: The only form to build besides the float model, or None to search. Two models of this form are
+            built. The weights of the first are close to those of `like.earlier`, which is an earlier model.
         group: The number of samples in each feed of `calibration`.
         prunable: The float model whose channels may be pruned later, or None.
 

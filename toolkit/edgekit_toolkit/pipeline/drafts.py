@@ -1,4 +1,7 @@
-"""Drafts candidates. A draft has a recipe, a package and costs, but no latency. No files are written."""
+"""Makes drafts. A draft is a candidate with a recipe, a package and costs, but without a latency.
+
+No files are written.
+"""
 
 import hashlib
 import math

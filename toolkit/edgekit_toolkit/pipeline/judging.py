@@ -56,7 +56,7 @@ class Judging:
 
     Args:
         candidate_set: The candidates. Unusable candidates are removed from it.
-        signer: Signs packages, because the signature is part of their size.
+        signer: Signs the package of each candidate, so that its size includes the signature.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Distils pruned models whose drop is slightly over the limit.
 
-A model within the limit needs no training, and training cannot repair a model far over the limit. The
-training may use a share of the search limit, which is in seconds of a nominal processor. So the number of
-steps does not depend on the load of this machine.
+A model within the limit needs no training, and training cannot repair a model far over the limit. The search
+limit is in seconds of a nominal processor, and the training may use a share of it. The number of training
+steps therefore does not depend on the load of this machine.
 """
 
 import math

@@ -32,8 +32,8 @@ class Request:
         labels: A text with one class name per line, or None.
         labels_from_folders: Whether the class names are the sorted names of the folders of samples.
         threads: The number of engine threads for scores and measurements.
-        thread_counts: The numbers of threads to compare. The package uses the fastest. If there are none,
-            only `threads` is measured.
+        thread_counts: The numbers of threads to compare. The package uses the fastest. If the tuple is
+            empty, only `threads` is measured.
         search_s: The limit of the work of a search, in seconds of a nominal processor.
         search_shares: The number of searches that share the user's limit.
         backend: The name of the engine, such as `ort`. `auto` is only allowed for `search_engines`.

@@ -48,7 +48,7 @@ def search(
 
     Args:
         request: The request of the user.
-        signer: Signs packages, because the signature is part of their size.
+        signer: Signs the package of each candidate, so that its size includes the signature.
         progress: Called with the current step, the number of finished parts and the total number of parts, or
             None if they are unknown.
         prepared: The model and samples from the search for another engine of the same request, or None.

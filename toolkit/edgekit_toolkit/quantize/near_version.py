@@ -5,9 +5,8 @@ step is at most 0.9 times the root mean square of this change, so it is small fo
 Rounding loses about 1/15 of the energy of the change, or 1/12 in float16. The search checks that the model
 still meets its limits.
 
-Source: uniform quantization of a difference, whose error has the variance step^2 / 12, and Sullivan,
-"Efficient scalar quantization of exponential and Laplacian random variables" (1996), for rounding toward
-zero.
+The error of uniform quantization has the variance step^2 / 12. Source for rounding toward zero: Sullivan,
+"Efficient scalar quantization of exponential and Laplacian random variables" (1996).
 """
 
 from typing import Any, Final, NamedTuple
@@ -59,8 +58,8 @@ class WeightCodes(NamedTuple):
 def near_weight(new: WeightCodes, earlier: WeightCodes) -> tuple[WeightCodes, int]:
     """Return a weight that is closer to its earlier version, and the step to which changes are rounded.
 
-    The returned codes differ by multiples of the step from the codes of `earlier`, after these are converted
-    to the returned scales. If the step is 1, the codes of `new` are returned.
+    The codes of `earlier` are first converted to the returned scales. The returned codes differ from the
+    converted codes by multiples of the step. If the step is 1, the codes of `new` are returned.
 
     `new` has symmetric int8 codes. `earlier` is the earlier version with the same shape.
     """

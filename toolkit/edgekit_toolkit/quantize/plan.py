@@ -120,7 +120,7 @@ def _is_vector(index: GraphIndex, bias: str) -> bool:
 
 
 def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]:
-    """Return the sorted names of the float activations whose ranges a plan with these kernels needs."""
+    """Return the sorted names of the float activations that the `kernels` read or write."""
     index, floats = GraphIndex(model.graph), float_tensors(model)
     names: set[str] = set()
     for kernel in kernels:

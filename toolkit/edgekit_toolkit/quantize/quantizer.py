@@ -100,7 +100,7 @@ class Quantizer(Protocol):
             noise: Measures the noise of a model as a ratio of powers.
 
         Raises:
-            BackendError: The engine does not run the form without optimisations either.
+            BackendError: The engine does not run the form, even without optimisations.
         """
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class Quantizer(Protocol):
         return unlike_joins(self.operator_nodes(), kernels, ranges)
 
     def touched(self, kernels: Sequence[str]) -> list[str]:
-        """Return the sorted names of the activations whose ranges a plan with these kernels needs."""
+        """Return the sorted names of the float activations that the `kernels` read or write."""
 
     def ranges(
         self,

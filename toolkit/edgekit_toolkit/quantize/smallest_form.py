@@ -52,9 +52,9 @@ def find_least_bytes(quantizer: Quantizer) -> int:
 def find_pruned_bytes(model: OnnxModel, dims: Mapping[str, int], *, multiple: int) -> int:
     """Return an upper bound on the bytes of int8 weights and biases that pruning can save.
 
-    Pruning removes at most the largest of `PRUNED_SHARES` of the multiply-accumulates (MACs), plus one step.
-    A layer loses the same share of its weights as of its MACs. So most bytes are saved if the layers with
-    the most weights per MAC are pruned first.
+    Pruning removes at most 40 % of the multiply-accumulates (MACs), see `PRUNED_SHARES`. The last removed
+    channels may exceed this share, so their MACs are added. A layer loses the same share of its weights as of
+    its MACs. So most bytes are saved if the layers with the most weights per MAC are pruned first.
 
     Args:
         model: The float model.

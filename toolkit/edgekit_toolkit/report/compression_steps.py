@@ -7,7 +7,7 @@ from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
 
 
 def describe_compression(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]]:
-    """Return a dict for each step of compression, with its name `step` and the resulting size `bytes`.
+    """Return a dict for each step. `step` is a description, and `bytes` is the size after the step.
 
     The list is empty if the candidate is not compressed.
     """

@@ -290,6 +290,6 @@ def find_candidate(report: Report, candidate_id: str | None) -> ReportedCandidat
 
 
 def subject_of(report: Report) -> ReportedCandidate | None:
-    """Return the chosen candidate, or else the one closest to the limits, or None if there is neither."""
+    """Return the chosen candidate. If none was chosen, return the one closest to the limits, or None."""
     outcome = report["outcome"]
     return find_candidate(report, outcome["chosen"] or outcome["closest"])

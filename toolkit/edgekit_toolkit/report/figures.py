@@ -33,7 +33,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a text to `limit` characters by replacing characters after its first third by `…`."""
+    """Return `text` with at most `limit` characters. If it is longer, `…` replaces its middle part."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -74,7 +74,7 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def byte_unit(value: float) -> tuple[float, str]:
-    """Return the decimal unit to show `value` bytes in, as its number of bytes and its name such as `kB`."""
+    """Return the size in bytes and the name of a unit for `value` bytes, such as (1000.0, "kB")."""
     index = 0
     # 999.5 would be rounded to 1,000 of the smaller unit.
     while abs(value) >= 999.5 * 1000**index and index < len(_BYTE_UNITS) - 1:
@@ -161,7 +161,7 @@ def count_samples(drop: ReportedDrop) -> str:
 
 
 def describe_accuracy(accuracy: Accuracy) -> str:
-    """Return one or two sentences on the drop that the samples show."""
+    """Return one or two sentences on the score, the drop in accuracy and the limit."""
     title, drop = accuracy["title"], accuracy["drop"]
     if drop is None:
         return "the drop in accuracy, no data: give --eval with labelled samples"
@@ -208,7 +208,7 @@ def show_sizes(sizes: Sequence[Size]) -> str:
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return the first figure with a value, or None if the figures with values differ in their `origin`."""
+    """Return the first figure with a value if all figures with a value have the same `origin`, else None."""
     known_figures = [figure for figure in figures if figure["value"] is not None]
     return (
         known_figures[0] if known_figures and len({origin(figure) for figure in known_figures}) == 1 else None
@@ -228,5 +228,5 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
 
 
 def describe_proof(proof: Proof) -> str:
-    """Return a sentence on the self-test with the engine release that devices run."""
+    """Return a sentence on the self-test that was run with the engine release of the devices."""
     return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

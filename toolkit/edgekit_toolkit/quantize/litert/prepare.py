@@ -5,7 +5,7 @@ The conversion works around these limits of the library:
 - It only reads the newer of two fields for the operator code, so it reads operators of old files as ADD.
 - It requires unique tensor names, and the lists of signatures and metadata, which are optional in files.
 - It lacks SQUEEZE and EXPAND_DIMS. They are replaced by RESHAPE if the shape is known.
-- If two operators read a constant, it may overwrite the quantized values for one with those for the other.
+- If two operators read a constant, both may get the values that were quantized for only one of them.
 - If operators read an output of the model, it may quantize that output wrongly, and the engine crashes.
 """
 

@@ -79,7 +79,10 @@ class LiteRtQuantizer(Quantizer):
         return prepare(self._content)
 
     def source_form(self) -> tuple[str, TfliteModel]:
-        """Return a label and the source model. The label of float16 and quantized models is `as it is`."""
+        """Return a label and the source model.
+
+        The label is "float32", or "as it is" for models with float16 weights and for quantized models.
+        """
         layers = self.model.summary.layers.values()
         is_half = any(layer.precision == "fp16 weights" for layer in layers)
         return "as it is" if is_half or self._find_codes() else "float32", self.model

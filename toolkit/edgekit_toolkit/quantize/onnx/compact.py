@@ -35,7 +35,7 @@ _DERIVING: Final = frozenset({"ConstantOfShape", "Mul", "Split"})
 
 
 def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with short tensor names, and without node names, doc strings and recorded shapes.
+    """Return a copy with short tensor names, and without node names, doc strings and recorded shapes.
 
     Equal scales and zero points of activations are stored once. Attributes of convolutions are removed if
     they have default values or follow from the shape of the weights.
@@ -111,7 +111,7 @@ def _share_parameters(graph: onnx.GraphProto) -> None:
 
 
 def derive_bias_scales(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `model` with nodes that compute bias scales, instead of constants.
+    """Return a copy of `model` in which nodes compute the bias scales, so that they need not be stored.
 
     A bias scale is computed if it equals input scale x weight scale. Engines compute it when they load the
     model. `store_parameters` reverts this.

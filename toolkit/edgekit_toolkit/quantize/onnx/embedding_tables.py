@@ -2,9 +2,9 @@
 
 A `Gather` from a constant table becomes a `Gather` of int8 rows, a `Gather` of their scales and a `Mul`. The
 table takes a quarter of the size in the package and in memory, because only the gathered rows are converted
-to float. Tables that are sliced or added instead, such as positions, take a quarter of the size only in the
-package, because the engine converts them once when it loads the model. Tables without a matrix product after
-them are not changed. They are usually coordinates, for which 8 bits are not enough.
+to float. Tables that are sliced or added, such as position embeddings, take a quarter of the size only in the
+package, because the engine converts them once when it loads the model. Tables that no matrix product follows
+are not changed. They are usually coordinates, for which 8 bits are not enough.
 """
 
 from collections.abc import Collection

@@ -1,8 +1,8 @@
 """Finds the parts of outputs that concatenate several tensors.
 
-For example, the output of a detector contains boxes in pixels and scores from 0 to 1. They are joined by a
-`Concat` and then only moved. To find the positions of the parts, each joined tensor is replaced by a tensor
-that is filled with its number, and the same operators are applied.
+For example, the output of a detector contains boxes in pixels and scores from 0 to 1. A `Concat` joins them,
+and the operators after it only move values. To find the positions of the parts, each joined tensor is
+replaced by a tensor that is filled with its number, and the same operators are applied.
 """
 
 from collections.abc import Iterator

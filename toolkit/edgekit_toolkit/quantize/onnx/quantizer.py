@@ -73,8 +73,8 @@ class OnnxQuantizer(Quantizer):
     def source_form(self) -> tuple[str, OnnxModel]:
         """Return a label and the model with short tensor names.
 
-        The label contains the float types of the model. It is `as it is` for a quantized model or a model
-        without floats.
+        The label contains the float types of the model, such as "float32". Quantized models and models
+        without floats have the label "as it is".
         """
         types = float_types(self._proto)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"

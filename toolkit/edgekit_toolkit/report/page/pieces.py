@@ -90,7 +90,7 @@ def _interval(drop: ReportedDrop | None) -> Markup | None:
 def badged_heading(title: str, figures: Iterable[ReportedFigure]) -> tuple[Markup, bool]:
     """Return a heading, and whether each cell must show the origin of its figure.
 
-    If all figures have the same origin, the heading shows it instead.
+    If all figures have the same origin, the heading shows it, and the cells do not.
     """
     shared = common_origin(figures)
     return join(title, None if shared is None else badge(shared)), shared is None
