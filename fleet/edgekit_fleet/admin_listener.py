@@ -40,7 +40,7 @@ def serve_people(
 ) -> Iterator[AdminListener]:
     """Serve the console and the HTTP interface, and send webhooks, until the `with` block ends.
 
-    The server uses the certificate in the settings. If there is none, it uses that of `authority`.
+    The server uses the certificate in the settings, or a certificate of `authority` if none is set.
     `name` is the DNS name or address under which users reach this machine.
 
     Raises:

@@ -12,9 +12,9 @@ Schemas = dict[str, dict[str, Any]]
 
 
 def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
-    """Return a reference to the schema of a dataclass.
+    """Return a reference to the schema of a dataclass, and add the schema to `schemas`.
 
-    The schema and those of the dataclasses in its fields are added to `schemas`.
+    If a field contains another dataclass, the schema of that dataclass is added too.
     """
     reference = {"$ref": f"#/components/schemas/{record.__name__}"}
     if record.__name__ in schemas:
@@ -41,7 +41,7 @@ def add_schema(record: type[Any], schemas: Schemas) -> dict[str, Any]:
 
 
 def schema_of(hint: Any, schemas: Schemas) -> dict[str, Any]:
-    """Return the JSON Schema of a type. The schemas of its dataclasses are added to `schemas`, by name."""
+    """Return the JSON Schema of a type. If it contains dataclasses, their schemas are added to `schemas`."""
     limits = {}
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)

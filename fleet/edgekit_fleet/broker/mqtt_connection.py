@@ -107,7 +107,7 @@ class MqttConnection(asyncio.Protocol):
         return len(self._packets) + buffered
 
     def pause_reading(self) -> None:
-        """Pause reading. Meanwhile, the system can buffer more than a second of messages."""
+        """Pause reading. The operating system can buffer the messages of more than a second."""
         if self._transport is not None:
             self._transport.pause_reading()
 

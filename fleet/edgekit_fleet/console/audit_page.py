@@ -44,8 +44,8 @@ class AuditPages:
     def show(self, console: Console, request: Request) -> Response:
         """Return the page with the newest entries that match the query.
 
-        The query parameters are `subject`, `actor`, `action` (a prefix) and `before` (the number of an
-        entry).
+        The query parameters are `subject`, `actor`, `action` (a prefix) and `before`. The entries on the page
+        have lower numbers than `before`.
         """
         query = request.query_params
         statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(_PAGE + 1)

@@ -86,7 +86,7 @@ class Watcher:
         return not is_full and self._listeners[user] < self.max_of_user
 
     def read_position(self) -> EventPosition:
-        """Return the current position, for a page that reads its content afterwards."""
+        """Return the current position. Call this before the content of a page is read."""
         with self._store.snapshot() as session:
             return _read_position(session)
 

@@ -25,7 +25,7 @@ def show_login(console: Console, request: Request) -> Response:
 def log_in(console: Console, request: Request) -> Response:
     """Log in the user of the form, and redirect to the requested page. A failure is shown in the form.
 
-    If the previous login ended before the user sent a form, the response shows that form for confirmation.
+    If the user had sent a form after the previous login expired, the response asks to confirm that form.
     """
     form = request.state.form
     name, target = form.get("name", ""), local_address(form.get("next", "/"))

@@ -57,9 +57,9 @@ class PackageEvidence:
     Attributes:
         score: The score that the packager measured, as text, or empty.
         agreement: The minimum agreement with the previous version.
-        deltas: The old version and the size in bytes of each delta. If the old version is unknown, it is
-            replaced by eight digits of the old package's digest. It is empty for a coded file, which is
-            compressed without an old package.
+        deltas: The old version and the size in bytes of each delta. An unknown version is shown as eight
+            digits of the old package's digest. The version is empty for a file that is compressed without an
+            old package.
     """
 
     row: ReleasePackageRow

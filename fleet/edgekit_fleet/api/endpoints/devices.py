@@ -185,7 +185,7 @@ class ReadAudit:
         subject: The name of a device, release or rollout. An empty name matches all.
         action: A prefix of the actions, such as `rollout`.
         limit: The maximum number of entries on the page.
-        before: The number of the entry before which the page ends, or 0 for the newest page.
+        before: Only entries with a lower number are returned. With 0, the newest entries are returned.
     """
 
     subject: str = ""

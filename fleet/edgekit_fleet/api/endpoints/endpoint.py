@@ -50,7 +50,7 @@ class Endpoint(Generic[Request, Answer]):
         run: The function that handles a request. It may change the fleet.
         status: The HTTP status of a success.
         is_secret: Whether the answer contains a secret. Such an answer is not stored for repeated requests.
-        is_done: Returns whether an answer is final. A request with `wait` waits until then.
+        is_done: Returns whether an answer is final. A request with `wait` waits for a final answer.
     """
 
     name: str

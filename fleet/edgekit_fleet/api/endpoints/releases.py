@@ -31,7 +31,7 @@ class UploadPackage:
 
     Attributes:
         sha256: The SHA-256 of the file, in hexadecimal digits.
-        file: The path of the file, which the caller removes.
+        file: The path of the file.
     """
 
     sha256: str

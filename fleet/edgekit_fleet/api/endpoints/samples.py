@@ -72,7 +72,7 @@ class OpenedSample:
 
     Attributes:
         summary: The entry of the sample in a list.
-        tensors: See `SampleHeader`.
+        tensors: The tensors whose values are concatenated in `content`. Empty for a media file.
         content: The input as it was received, in base64.
         answer: The answer of the model.
     """

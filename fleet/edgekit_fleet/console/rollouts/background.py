@@ -54,7 +54,7 @@ class Background(Generic[Result]):
         Args:
             key: A key that identifies the work. If work with this key is running, its result is awaited.
             work: The function.
-            is_again: Whether the same page asks again. In this case, a recent result is returned.
+            is_again: Whether this call repeats an earlier one. If True, a recent result may be returned.
 
         Raises:
             RequestError: Too much work is waiting.
