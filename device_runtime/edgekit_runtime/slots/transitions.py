@@ -75,10 +75,10 @@ def list_candidates(state: ModelState) -> tuple[Installed, ...]:
 
 
 def give_up(state: ModelState, counted: Collection[str] = ()) -> ModelState:
-    """Return the state in which all unproven versions with `MAX_BEGUN` starts are rejected.
+    """Return the state after rejecting the unproven versions that were started `MAX_BEGUN` times.
 
-    `counted` contains the manifest digests of versions whose current start may still be confirmed. They are
-    not rejected.
+    `counted` contains the manifest digests of versions that are not rejected, because their current start
+    may still be confirmed.
     """
     for item in (state.active, state.spare):
         if item is None or item.health != UNPROVEN or item.sha256 in counted:
@@ -95,7 +95,7 @@ def count_start(state: ModelState, version: str) -> ModelState:
 
 
 def undo_start(state: ModelState, version: str) -> ModelState:
-    """Return the state with one start less of `version`. Only an unproven version is changed."""
+    """Return the state with one fewer start of `version`. Only an unproven version is changed."""
     return _change(state, version, lambda item: replace(item, begun=max(0, item.begun - 1)), only=(UNPROVEN,))
 
 

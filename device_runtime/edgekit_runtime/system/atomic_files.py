@@ -11,9 +11,9 @@ from edgekit_runtime.errors import OutputError
 
 
 class Disk:
-    """The functions that change files durably. Tests override them to record, fail or stop each call.
+    """Operations that change files durably. Tests override them to simulate failures.
 
-    All functions raise OSError. The umask applies to each `mode`.
+    All methods raise OSError on failure. The umask applies to each `mode`.
     """
 
     __slots__ = ()

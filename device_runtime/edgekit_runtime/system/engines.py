@@ -122,7 +122,7 @@ class Engine:
         builds_for_s: The maximum time in seconds to build a model on the device. 0 if nothing is built.
         on_gpu: Whether the engine computes on a GPU.
         can_stop_runs: Whether the sessions have `cancel_runs`.
-        shares_model: Whether the sessions are `is_concurrent`, so that one session can run several requests.
+        shares_model: Whether one session can run several requests at the same time (`is_concurrent`).
     """
 
     name: str
@@ -218,7 +218,7 @@ def check_backends(backends: Sequence[str], where: str) -> None:
     An installed engine may still fail to import. The message of an error starts with `where`.
 
     Raises:
-        EngineMissingError: No engine is installed. The message says what to install for each.
+        EngineMissingError: No engine is installed. The message says what to install for each backend.
     """
     lacks = [_find_lack(backend) for backend in backends]
     if all(lacks):

@@ -22,10 +22,8 @@ def connect_local(path: str, timeout_s: float) -> socket.socket:
 
 
 def limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Limit the time of each send and receive. A call that exceeds the limit raises `BlockingIOError`.
-
-    The kernel enforces the limit. A timeout of Python would need a further system call for each call.
-    """
+    """Limit the time of each send and receive. A call that exceeds the limit raises `BlockingIOError`."""
+    # A timeout of Python's socket would need one more system call for each send or receive.
     value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -97,9 +97,9 @@ def time_fixed_work() -> float:
 
 
 def begin_anywhere(draws: random.Random, share: float) -> None:
-    """Keep the processor busy for a random time, so that a measurement begins anywhere in a time slice.
+    """Keep the processor busy for a random time before a measurement under a CPU quota.
 
-    Otherwise, a short measurement always fits into one time slice, and is not slowed down by a CPU quota.
+    Otherwise, a short measurement would always fit into one time slice, so the quota would not slow it down.
 
     `share` is the share of a processor that the quota allows. If it is 1, this does nothing.
     """

@@ -28,7 +28,7 @@ class Boxes:
         return len(self.scores)
 
     def take(self, chosen: "Array | slice") -> "Boxes":
-        """Return the boxes at these indices, or those for which a mask is True."""
+        """Return the boxes selected by `chosen`: indices, a bool mask or a slice."""
         return Boxes(self.corners[chosen], self.scores[chosen], self.classes[chosen])
 
 

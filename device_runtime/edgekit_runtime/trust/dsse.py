@@ -167,7 +167,7 @@ def encode_signed(payload: bytes) -> bytes:
 
 
 class Verifier(Protocol):
-    """Verifies signatures of trusted keys."""
+    """Verifies signatures by trusted keys."""
 
     def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
         """Verify an envelope. Return its statement and the id of the trusted key that signed it.
@@ -178,7 +178,7 @@ class Verifier(Protocol):
             where: The start of error messages.
 
         Raises:
-            SignatureError: The envelope is malformed, its signature is wrong or by an untrusted key, or its
+            SignatureError: The envelope is malformed, its signature is wrong, its key is not trusted, or its
                 predicate has another type.
             UnavailableError: The signature cannot be verified now.
         """

@@ -85,7 +85,7 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
 
 
 def forget_key(folder: Path, name: str, pem: bytes) -> None:
-    """Delete the public key `name` if its file contains `pem` and this machine does not sign with it.
+    """Delete the public key `name` if its file contains `pem` and `folder` has no signing key `name`.
 
     Raises:
         OutputError: The file cannot be removed.

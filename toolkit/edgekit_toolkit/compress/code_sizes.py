@@ -75,7 +75,7 @@ class CodeSizes:
         Args:
             layer: The layer.
             rows: The weights of the layer, [G, R, K].
-            strength: The square root of the noise that a layer with an average number of weights may add.
+            strength: The number that determines all steps, see the module. A larger one gives larger steps.
         """
         share = min(strength * self._shares[layer.name], _MAX_STEP)
         whole = max(float(np.sqrt((rows**2).mean())), 1e-30)

@@ -62,7 +62,7 @@ class DetectionOptions:
         reduced: Whether each cell of the first grid has only three anchors, as in SSD's lowest layer.
         unit_anchors: Whether all anchors are as large as the input.
         divisors: The divisors of raw x, y, width and height, for `anchors`. 0 for the width of the input.
-        sizes: `exponential` if the size of an anchor is multiplied by exp(value), `linear` if by the value.
+        sizes: The factor of an anchor's size: exp(value) for `exponential`, the value for `linear`.
         min_score: The minimum score of a box.
         overlap: The intersection over union above which the worse of two boxes of a class is removed. 1 keeps
             all boxes.
@@ -132,8 +132,8 @@ def find_boxes(
         outputs: The outputs of one sample, each with a batch of 1.
         options: The options of the task.
         input_size: The height and width of the input.
-        labels: The number of labelled classes, or None. It determines which axis of an output has the values
-            of a box. If neither or both axes fit, the shorter axis is used, and a probability over 1 is an
+        labels: The number of labelled classes, or None. It shows which axis of an output has the values of a
+            box. If both or neither are possible, the shorter axis is used, and a probability over 1 is an
             error. If `labels` is None, the shorter axis is used without this check.
 
     Raises:

@@ -8,7 +8,7 @@ from edgekit_runtime.tasks.task import Context, Decoded, Outputs, register
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """`pipeline` has no options, but the tasks of its stages have options."""
+    """The task `pipeline` has no options. Each stage has the options of its own task."""
 
 
 @register(
