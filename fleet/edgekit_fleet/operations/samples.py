@@ -187,8 +187,8 @@ def switch(
 def parse_triggers(text: str) -> tuple[SampleTrigger, ...]:
     """Return the triggers in a text such as `uncertain:0.1 or drift or random:5`.
 
-    The number is optional. For `uncertain` it is the threshold, and for others the maximum number of samples
-    a day.
+    The number after the colon is optional. For the trigger `uncertain`, it is the threshold. For every other
+    trigger, it is the maximum number of samples a day.
 
     Raises:
         FleetError: A trigger is unknown, or the text after its colon is not a number.

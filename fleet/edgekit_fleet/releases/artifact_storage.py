@@ -132,7 +132,10 @@ class ArtifactStorage:
 
 
 def list_files(repository: Path) -> list[Path]:
-    """Return the files of a repository to copy: first targets, then metadata without `timestamp.json`."""
+    """Return the paths of a repository's files, in the order in which they are copied.
+
+    Each path begins with `repository`. The targets come first, then the metadata except `timestamp.json`.
+    """
     targets = sorted(path for path in (repository / "targets").rglob("*") if path.is_file())
     metadata = sorted(path for path in (repository / "metadata").glob("*.json"))
     return [path for path in (*targets, *metadata) if path.name[0] != "." and path.name != "timestamp.json"]

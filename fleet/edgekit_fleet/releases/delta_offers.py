@@ -172,5 +172,5 @@ def _encrypt(content: bytes, key: ContentKey) -> bytes:
 
 
 def name_encrypted(stem: str, key: ContentKey) -> str:
-    """Return `stem` with the first digits of the key's id, so that file names differ for each key."""
+    """Return `stem`, a dot, and the first digits of the key's id. Each key gives a different file name."""
     return f"{stem}.{key.key_id[:_ID_DIGITS]}"

@@ -237,7 +237,8 @@ class TufRepository:
         """Stop publishing the files at these paths. Devices keep what they have installed.
 
         Args:
-            paths: Paths `CLASS/NAME`, or a function that returns them and is called under the lock.
+            paths: The paths `CLASS/NAME`, or a function that returns them. The function is called while the
+                repository is locked.
             now: The time in seconds since 1970.
 
         Raises:
@@ -307,17 +308,17 @@ class TufRepository:
             return True
 
     def remove_unused(self, now: float) -> int:
-        """Delete files that are not named in the metadata of the last day, here and in the storage.
+        """Delete unused files from the folder of the repository and from the storage.
 
-        These are files of withdrawn releases, replaced metadata, and temporary files of killed processes. All
-        versions of the root are kept, since devices may need them. Files that are only in the storage are
-        kept as well, since they may belong to newer releases than a restored backup.
+        A file is unused if it is older than a day and no metadata of the last day names it. All versions of
+        the root are kept, since devices may need them. Files that are only in the storage are kept too. If
+        the folder was restored from a backup, they may belong to newer releases.
 
         Args:
             now: The time in seconds since 1970.
 
         Returns:
-            The number of files that were deleted here.
+            The number of files that were deleted from the folder.
 
         Raises:
             PackageError: The repository cannot be read.
@@ -394,7 +395,7 @@ class TufRepository:
             return {**files, "metadata/timestamp.json": metadata.to_bytes(JSONSerializer(compact=True))}
 
     def read_expiries(self) -> dict[str, tuple[float, float]]:
-        """Return for each role the time of expiry, in seconds since 1970, and the lifetime, in seconds.
+        """Return a dict from role to its time of expiry, in seconds since 1970, and its lifetime in seconds.
 
         Raises:
             PackageError: The repository cannot be read.

@@ -26,9 +26,9 @@ _FACTORS: Final = 64  # factors multiplied before the logarithm: their product s
 
 
 def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
-    """Return the natural logarithm of the capital of bets that the mean is above `limit`.
+    """Return the natural logarithm of the gambler's capital after all values.
 
-    The capital is 1 before the first value.
+    The gambler bets that the mean is above `limit`. The capital is 1 before the first value.
 
     Args:
         values: The values. They are clipped to 0..1.
@@ -50,18 +50,19 @@ def find_refuted_limits(
     limits: Sequence[float],
     evidence: float,
 ) -> NDArray[np.float64]:
-    """Return for each count n the largest limit that the first n values refute.
+    """Compute a lower bound of the mean from the first n values, for several n.
 
-    With `evidence` = -log(alpha), this is the lower bound of a confidence sequence for their mean.
+    The bound is the largest limit that the values refute. With `evidence` = -log(alpha), the bounds are a
+    confidence sequence.
 
     Args:
         values: The values in the order of arrival. They are clipped to 0..1.
-        counts: The values of n, in rising order, each from 1 to the number of `values`.
-        limits: Limits from 1e-4 to 1, in rising order. The result is interpolated between them.
-        evidence: The logarithm of the capital at which a limit is refuted.
+        counts: The numbers n, in rising order, each from 1 to the number of `values`.
+        limits: Limits from 1e-4 to 1, in rising order. The bound is interpolated between them.
+        evidence: The natural logarithm of the capital at which a limit is refuted.
 
     Returns:
-        float64 [counts]. It is 0 where not even the lowest limit is refuted.
+        float64 [counts], the bound for each n. It is 0 if no limit is refuted.
     """
     clipped = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
     # `numpy.unique` would import `numpy.ma`, for which the first page of a rollout waits.

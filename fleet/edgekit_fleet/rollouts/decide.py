@@ -9,7 +9,9 @@ A good release for 1,000 devices, in waves that end at 10, 100, 500 and 1,000, w
     start 10, wave 1        "the first devices"
     wait                    "7 of 10 devices are judged and 9 are needed", since the quorum is 0.9
     start 10, wave 2        "wave 1 passed, 10 of 10 devices are judged", so 20 may have the release
-    start 20, 40, 20        after 20, 40 and 80 judged devices, until wave 2 ends at 100
+    start 20, wave 2        20 devices are judged, so 40 may have the release
+    start 40, wave 2        40 devices are judged, so 80 may have the release
+    start 20, wave 2        80 devices are judged, and wave 2 ends at 100 devices
     start 100, wave 3       each further step also at most doubles the devices that have the release
     succeed                 all devices that answer are judged, and offline devices follow when they return
 
@@ -50,8 +52,8 @@ _SMALL_FLEET: Final = 10
 def decide(progress: Progress, now: float) -> Decision | None:
     """Return the next decision, or None if there is nothing to decide.
 
-    After an abort, decisions repeat the order to devices that have not rolled back. `now` is in seconds since
-    1970.
+    After an abort, the only possible action is `return`. It tells devices that failed to roll back to try
+    again. `now` is in seconds since 1970.
     """
     if progress.state == "aborted":
         return _return_again(progress, now)

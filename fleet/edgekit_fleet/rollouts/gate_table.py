@@ -89,8 +89,8 @@ class Gate:
     Attributes:
         name: The name in decisions and in the audit log. It must never change.
         title, unit: The title and the axis label of its chart.
-        sentence: The statement with `{model}`, `{on}`, `{mean}` and `{limit}`. A gate on a share of devices
-            has `{count}`, `{answered}` and `{where}`.
+        sentence: The format string of a verdict, with the fields `{model}`, `{on}`, `{mean}` and `{limit}`.
+            For a gate on a share of devices, the fields are `{count}`, `{answered}`, `{limit}` and `{where}`.
         outcome: For a gate on a share of devices, returns whether a device counts as bad. A device is
             included after its first answer.
         figure: For any other gate, returns the figure of a model in the time between two reports, or None if
@@ -98,8 +98,8 @@ class Gate:
         compare: `ratio` or `difference` to the old version on the same device, or `level` for no comparison.
         worse: The direction in which the figure gets worse.
         ideal: The best level.
-        most, least: The bounds to which evidence is clipped. For random differences, `least` is negative, so
-            that their mean stays near 0 for a good release.
+        most, least: The bounds to which evidence is clipped. For a figure that varies at random, `least` is
+            negative, so that the mean evidence of a good release is near 0.
         form: The format of its values.
     """
 

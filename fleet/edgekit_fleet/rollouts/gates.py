@@ -5,19 +5,19 @@ calls does not matter. The tests (`edgekit_fleet.rollouts.betting`) may be repea
 bad release stops after a few devices. For example, 30 failures in 100 devices stop a group of 1,000. The
 probability that a release within all limits is stopped, over the whole rollout, is at most the limit `alpha`.
 
-Latency, energy, errors and drift are differences between after and before on the same device. The same
-difference on devices of its class that still run the old version is subtracted. So neither a slow device nor
-a busy evening counts against a release.
+For latency, energy, errors and drift, the evidence is the change on a device since it got the release, minus
+the median change on devices of its class that still run the old version. So neither a slow device nor a busy
+evening counts against a release.
 
 Each model of a release has its own tests, and so has each stage of its figures: after 20, 200, 2,000 and
 20,000 calls on a device. Within a test, each device counts once, because the bound on wrong stops requires
 this. The later stages detect faults that only appear after hours.
 
-An example with the default limits and one model: Seven gates share alpha = 0.01, so the gate `install` has
-0.0014 and stops at a capital of 700 (`find_needed` returns its logarithm, 6.6). Of the first 30 devices, 8
+An example with the default limits and one model: Alpha is 0.01 and is divided among seven gates. The gate
+`install` gets 0.0014, and stops the rollout at a capital of 1 / 0.0014, about 700. Of the first 30 devices, 8
 fail to install the release, and the limit is 5 %. `weigh` returns 0.93, and the rollout waits. After a ninth
 failure it stops: "9 of 30 devices that began failed to install it, expected at most 5%". The first stage of
-latency has half of its gate's share. If the release doubles the latency, 15 devices are enough to stop it.
+latency gets half of its gate's alpha. If the release doubles the latency, 15 devices are enough to stop it.
 """
 
 import bisect
@@ -135,7 +135,7 @@ class Judgement:
     Attributes:
         verdict: The reason why the release must stop, or None if no test stops it.
         leaning: How close the worst gate is to a stop, from 0 to 1. It is at least 0.5 if fewer than five
-            devices have answered and their mean is more than twice the limit.
+            devices have answered and the mean of their evidence is more than twice the limit.
         suspicion: The statement of the gate that determines `leaning`. It is empty if `leaning` is 0.
     """
 
@@ -152,9 +152,9 @@ class GateTest:
         gate: The gate in `gate_table`.
         limit: The limit of the mean, in the unit of the gate's evidence.
         alpha: The probability of a wrong stop by this test.
-        model, stage: The model and stage of the figure (see `Sample.measures`). They are not used for a gate
-            on a share of devices.
-        of_model: A part of the statement: ` of MODEL`, or empty if the release has one model.
+        model, stage: The model and the stage that are tested (see `Sample.measures`). They are not used for a
+            gate on a share of devices.
+        of_model: The text ` of MODEL` in the verdict's sentence, or empty if the release has one model.
     """
 
     gate: Gate
@@ -178,7 +178,7 @@ class SampleGroup:
     """Devices that are judged together.
 
     Attributes:
-        where: A part of the verdict's sentence: ` of class NAME`, or empty for all devices.
+        where: The text ` of class NAME` in the verdict's sentence, or empty for all devices.
         members: bool [samples], whether a sample is in the group.
         alpha: The share of a test's `alpha` for this group.
     """
@@ -236,13 +236,13 @@ def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateT
 def read_evidence(
     samples: Sequence[Sample], tests: Iterable[GateTest]
 ) -> Iterator[tuple[GateTest, NDArray[np.float64]]]:
-    """Yield each test that has answers, with the evidence of all devices.
+    """Yield each test for which a device has evidence, with the evidence of all devices.
 
-    The evidence is float64 [samples], NaN for a device without an answer.
+    The evidence is float64 [samples]. It is NaN for a device without an answer.
 
     Args:
         samples: The samples of the devices.
-        tests: The tests. Those of the same model and stage must be adjacent.
+        tests: The tests. Tests of the same model and stage must be adjacent.
     """
     key, measures, has_measures = ("", -1), [_NOTHING], False
     for test in tests:
@@ -260,10 +260,12 @@ def read_evidence(
 
 
 def judge_samples(samples: Iterable[Sample], limits: Mapping[str, float], models: Sequence[str]) -> Judgement:
-    """Judge a release by samples.
+    """Judge a release by the samples of devices.
 
-    `samples` are those of all devices that have answered or may answer at any moment, in any order. For
-    `limits` and `models`, see `list_tests`.
+    Args:
+        samples: The samples, in any order, of all devices that have answered or may answer at any moment.
+        limits: See `list_tests`.
+        models: See `list_tests`.
     """
     answered = list(samples)
     groups = list_groups(answered)
@@ -292,9 +294,10 @@ def find_needed(test: GateTest, group: SampleGroup) -> float:
 
 
 def weigh(test: GateTest, group: SampleGroup, values: NDArray[np.float64]) -> float:
-    """Return how close a test is to a stop: 0 if the mean is within the limit, 1 or more for a stop.
+    """Return how close a test is to stopping the rollout.
 
-    `values` are from `SampleGroup.choose`.
+    The result is 0 if the mean is within the limit. At 1 or more, the rollout stops. `values` are from
+    `SampleGroup.choose`.
     """
     scaled, limit = test.scale(values), float(test.scale(test.limit))
     if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet

@@ -92,7 +92,11 @@ class StatedEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(StatedEvidence):
-    """Evidence as an entry in the log of its rollout, where `who` is the judge."""
+    """Evidence in the log of a rollout.
+
+    Attributes:
+        who: The name of the judge who sent the evidence.
+    """
 
     who: str = ""
 

@@ -76,7 +76,8 @@ class DeviceView:
 
     Attributes:
         situation: See `Situation`.
-        free_bytes: The reported free space as text, or None if it is unknown or certainly enough.
+        free_bytes: The free disk space that the device reported, as text. It is None if it is unknown, or if
+            it is certainly enough for the packages.
     """
 
     name: str

@@ -67,10 +67,10 @@ def compile_selector(
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Count the devices that match a selector with the index of attributes.
+    """Return the number of devices that match a selector, or None if the selector is too complex.
 
-    Return None if the selector is too complex for the index. The selector must consist of tests of tags,
-    facts and versions that are joined with `and`, and at most one of these tests may be negated.
+    This only reads the index of attributes. So the selector must consist of tests of tags, facts and versions
+    that are joined with `and`, and at most one of these tests may be negated.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     positive_tests = [test for test in tests if not isinstance(test, Negation)]

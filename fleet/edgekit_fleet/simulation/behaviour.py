@@ -17,7 +17,7 @@ class DeviceBehaviour:
         confirm_s: The time until the service confirms a new version.
         trial_s: The duration of a canary or shadow trial of a new version.
         requests_per_s: The call rate of each model.
-        latency_ms: The median latency of a version whose `latency` is 1.
+        latency_ms: The median latency of the device. It is multiplied by `VersionBehaviour.latency`.
         figures_s: The time between two reports of figures.
         free_bytes: The free space on the disk.
         is_mqtt5: Whether the device speaks MQTT 5 instead of 3.1.1.
@@ -46,7 +46,7 @@ class VersionBehaviour:
         install_failures: The share of devices on which the self-test fails.
         crashes: The share of devices on which the version crashes in a loop. The service then rolls back.
         not_finite: The share of devices on which the service sees NaN and rolls back.
-        latency: The factor on the device's `latency_ms`.
+        latency: The factor by which `DeviceBehaviour.latency_ms` is multiplied.
         agreement: The mean agreement with the previous version on the same inputs, 0 to 1.
         errors: The share of calls that fail.
     """

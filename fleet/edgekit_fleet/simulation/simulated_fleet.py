@@ -89,27 +89,30 @@ class SimulatedFleet:
     # What happens to devices
 
     def cut(self, names: Iterable[str] | None = None) -> None:
-        """Cut the network of devices, by default of all."""
+        """Cut the network of some devices, or of all devices if `names` is None."""
         self._each(names, SimulatedDevice.cut)
 
     def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
-        """Restore the network of devices, by default of all. They connect within `within_s` seconds."""
+        """Restore the network of some devices, or of all devices if `names` is None.
+
+        The devices connect within `within_s` seconds.
+        """
         wait_s = self._within_s if within_s is None else within_s
         self._each(names, lambda device: device.restore(wait_s))
 
     def drop(self, names: Iterable[str] | None = None) -> None:
-        """Break the connections of devices, by default of all.
+        """Break the connections of some devices, or of all devices if `names` is None.
 
-        They reconnect within the time that the manager sets.
+        The devices reconnect within the time that the manager sets.
         """
         self._each(names, lambda device: device.link.drop())
 
     def reboot(self, names: Iterable[str] | None = None) -> None:
-        """Reboot devices, by default all."""
+        """Reboot some devices, or all devices if `names` is None."""
         self._each(names, SimulatedDevice.reboot)
 
     def send_event(self, text: str, names: Iterable[str] | None = None) -> None:
-        """Send an event with this text from devices, by default from all."""
+        """Send an event with this text from some devices, or from all devices if `names` is None."""
         self._each(names, lambda device: device.send_event(text))
 
     # What devices state
@@ -121,10 +124,15 @@ class SimulatedFleet:
     def wait_until(
         self, holds: Callable[[SimulatedDevice], bool], limit_s: float, *, devices: int | None = None
     ) -> float:
-        """Wait until `holds` returns True for enough devices, by default all, and return the seconds waited.
+        """Wait until a condition is true for enough devices. Return the waiting time in seconds.
+
+        Args:
+            holds: Returns whether the condition is true for a device.
+            limit_s: The maximum waiting time in seconds.
+            devices: The number of devices that is enough, by default all.
 
         Raises:
-            TransportError: `holds` did not return True for enough devices within `limit_s`.
+            TransportError: The condition was not true for enough devices within `limit_s`.
         """
         begin_s, expected = time.monotonic(), len(self.devices) if devices is None else devices
         # The search for the first that is not there takes little of the time of the devices' thread.

@@ -132,10 +132,10 @@ class Store:
 
 
 def try_exclude_writers(session: Session) -> bool:
-    """Try to lock out `Store.transaction` until this transaction ends, and return whether it succeeded.
+    """Try to block `Store.transaction` until this transaction ends. Return True if it is blocked.
 
-    This never waits, because the holder of the lock may be waiting for rows that this transaction has locked.
-    With SQLite no lock is needed, and the result is always True.
+    If another transaction holds the lock, this returns False at once. The other transaction may be waiting
+    for rows that this one has locked. With SQLite no lock is needed, and the result is always True.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True

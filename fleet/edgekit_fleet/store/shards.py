@@ -48,8 +48,8 @@ class Shards:
     Attributes:
         number: The number of the manager, from 0, which is part of its client name at the broker.
         epochs: The epoch of each shard that the manager holds.
-        horizon: The store has all messages that other managers received before this time, in seconds since
-            1970.
+        horizon: The time, in seconds since 1970, up to which the store contains the messages that other
+            managers have received. It is infinite if this manager holds all shards or is the only manager.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Shards:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Update `horizon`, which is infinite if this manager is alone or holds all shards."""
+        """Update `horizon` from the store."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         other = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if other is None else other
