@@ -141,7 +141,7 @@ def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Seq
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return advice for the user of a model with integer inputs, or an empty text if there are none.
+    """Return advice for the user of a model with integer inputs, or an empty text for other models.
 
     The advice starts with a space, so that it can be appended to a message.
     """

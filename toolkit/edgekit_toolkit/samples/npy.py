@@ -97,7 +97,7 @@ def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray]
         needed: The names of the arrays to read, if they exist.
 
     Returns:
-        The arrays that were read by name, and the names of all arrays in the file.
+        A dict from names to the arrays that were read, and the names of all arrays in the file.
 
     Raises:
         DataError: The file is truncated, corrupt or not an `.npz` file, or an array is not supported.

@@ -1,6 +1,6 @@
-"""Warns if inputs have another range than the one for which a model was quantized.
+"""Warns if the values of inputs are outside the range for which a model was quantized.
 
-For example, a model that was calibrated on 0..1 and gets -1..1 saturates without an error. Samples are
+For example, a model that was calibrated on 0..1 clips negative inputs to 0 without an error. Samples are
 compared with the calibration samples, or with the range of codes of a model that is already quantized.
 """
 

@@ -6,8 +6,8 @@ of the model's input, or one row if that axis is free:
     x [batch, 576]    a sample x [300, 576] is 300 steps with x [1, 576]
 
 Recordings are already cut into steps when they are decoded. Each candidate is evaluated on whole sequences
-with its own states, so that errors can accumulate. For calibration, steps are taken with the states of the
-float model.
+with its own states, so that errors can accumulate. Calibration samples are single steps, with the states that
+the float model computed before that step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,10 +101,10 @@ class SequenceSamples:
         return run_all
 
     def over_judged(self, run: Run, part: Part) -> Run:
-        """Return the function of `over_sequences`, with the argument `steps` that suits the labels of `part`.
+        """Return the result of `over_sequences` with the value of `steps` that suits the labels of `part`.
 
-        Without class labels, all steps are used. If sequences have a class, the last step is used. If
-        recordings have a class, the maximum over all steps is used, because the sound may occur at any time.
+        Without class labels, `steps` is `all`. If sequences have a class, it is `last`. If recordings have a
+        class, it is `largest`, because the sound may occur at any time.
         """
         if not part.labelled or part.truth is not int:
             return self.over_sequences(run, steps="all")

@@ -98,7 +98,7 @@ class Shard:
 
     Attributes:
         labels: The label of each row, or None without labels.
-        truth: The type of the labels. This is `int` for class numbers, or a class of `truth`.
+        truth: The type of the labels: `int` for class numbers, or a class of the module `truth`.
         names: The path of each row's file, empty unless each row has its own file.
         in_front: Whether samples have an additional axis in front of the axes of the inputs.
         probabilities: The probability with which each row was selected (see `selection`), or None.

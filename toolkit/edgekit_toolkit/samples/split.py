@@ -38,7 +38,7 @@ class Part:
         kind: The origin of the samples for the report, such as `user` or `generated`.
         sha256: The digest of the samples' content, or None for generated samples.
         labelled: Whether `stream` yields labels.
-        truth: The type of the labels if there are any: `int` or a class of `samples.truth`.
+        truth: The type of the labels: `int` for class numbers, or a class of the module `truth`.
         stream: Returns a new stream. Its argument is the batch size, which is ignored if the model fixes it.
         in_front: Whether samples have an additional axis in front of the axes of the inputs.
         names: The file of each sample, empty unless each sample has its own file.

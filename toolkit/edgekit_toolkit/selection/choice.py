@@ -138,8 +138,8 @@ def choose(candidates: Sequence[CandidateFigures], budget: Budget, *, on_gpu: bo
     Args:
         candidates: At least one candidate.
         budget: The limits.
-        on_gpu: Whether the target's engine runs on a GPU. Then times on this machine only exclude candidates
-            that are slower than float32.
+        on_gpu: Whether the target's engine runs on a GPU. If it does, times on this machine are only used to
+            exclude candidates that are slower than float32.
     """
     within = [candidate for candidate in candidates if not budget.violations(candidate.figures)]
     if len(within) == 1:

@@ -64,10 +64,12 @@ class Figure:
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
-    """Check that the figures `names` of a record have the unit `unit`, and are not 0 unless `zero` is True.
+    """Check that the attributes `names` of a record are figures above 0 with the unit `unit`.
+
+    If `zero` is True, a figure may be 0.
 
     Raises:
-        TargetError: A figure has another unit, or is 0 without `zero`.
+        TargetError: A figure has another unit, or is 0 although `zero` is False.
     """
     for name in names:
         figure: Figure = getattr(record, name)

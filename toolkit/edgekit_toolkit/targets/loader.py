@@ -30,7 +30,7 @@ def find_user_targets() -> Path:
 
 
 def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
-    """Return the target with a name, or the target in a file.
+    """Find a target by its name, or read it from a file.
 
     Args:
         name_or_path: The name or alias of a target, or the path of a target file. A path contains a separator

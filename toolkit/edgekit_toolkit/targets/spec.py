@@ -108,7 +108,7 @@ class Power:
                 )
 
     def mode(self, name: str) -> PowerMode:
-        """Return the power mode with a name.
+        """Return the power mode called `name`.
 
         Raises:
             TargetError: There is no such mode.
@@ -330,7 +330,7 @@ class Target:
         self._check_sources()
 
     def source(self, key: str) -> Source:
-        """Return the source with a key.
+        """Return the source whose key is `key`.
 
         Raises:
             TargetError: There is no such source.

@@ -1,4 +1,4 @@
-"""Decides the task of a package. It is stated by `--task` or proposed from outputs on samples."""
+"""Decides the task of a package. The user states it with `--task`, or it is proposed from outputs."""
 
 import json
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
     Args:
         model: The model, as for `convert`.
         dims: The size of each free dimension of the inputs, by name.
-        feeds: The inputs on which to compare, with these sizes. There must be at least one.
+        feeds: At least one set of inputs for the comparison. The inputs must have the sizes in `dims`.
 
     Raises:
         ConversionError: Nodes are not supported, LiteRT cannot load or run the file, or an output is not

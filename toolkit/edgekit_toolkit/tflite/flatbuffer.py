@@ -100,7 +100,7 @@ def operator_name(model: Model, operator: Operator) -> str:
 
 
 def builtin_code(code: Any) -> int:
-    """Return the number of a built-in operator. Files of old converters have it in an 8-bit field."""
+    """Return the number of a built-in operator. Old files store the number in an 8-bit field."""
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 

@@ -21,7 +21,7 @@ def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, V
 
     Args:
         graph: The graph, which is not modified.
-        rules: The rule of each node, or None if the node is refused or only makes views.
+        rules: The rule of each node. It is None if the node is not supported, or if its results are views.
         views: The views from `find_views`.
     """
     plan = _Plan(graph, rules, views)

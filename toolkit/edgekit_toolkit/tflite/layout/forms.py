@@ -43,7 +43,7 @@ def core(form: Form, shape: Shape) -> Form:
 
 
 def complete(partial: Sequence[int], rank: int) -> Form:
-    """Return `partial` with its missing axes of 0..rank-1. Axis n is inserted after axis n - 1."""
+    """Add the axes of 0..rank-1 that `partial` lacks. Axis n is inserted after axis n - 1."""
     form = list(partial)
     for axis in range(rank):
         if axis not in form:
