@@ -1,7 +1,7 @@
 """The result of a compression, which a recipe stores: the remaining channels and the coded weights.
 
 Channels are removed first. Then each remaining weight is replaced by the product of its code and its step, so
-that the writers of quantized models can recover the code.
+that the code can be computed from the weight when a quantized model is written.
 """
 
 import base64
@@ -92,7 +92,7 @@ class Compression:
 
     @property
     def mean_bits(self) -> float:
-        """The mean number of bits of a code in an ideal entropy coder that knows each layer's frequencies."""
+        """The mean number of bits per code, if an ideal entropy coder encodes each layer separately."""
         return 8 * self.code_bytes / max(sum(weight.codes.size for weight in self.weights.values()), 1)
 
     @property
@@ -107,8 +107,8 @@ class Compression:
     def scales_of_outputs(self, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
         """Return a dict from the output name of a layer to the scale of its weight, float32 [channels].
 
-        If a Relu or Clip follows a layer, its output is a second key for the scale, because converted models
-        may use that name for the layer.
+        If a Relu or Clip follows a layer, the output of that node is also a key, because converted models
+        may use this name for the layer.
         """
         index = GraphIndex(model.graph)
         scales = {}

@@ -74,7 +74,7 @@ def choose_scale(rows: Floats, moment: Floats, peak: int) -> Floats:
     """Return the step of each row, [G, R, 1], at which the nearest codes have the least output error.
 
     Args:
-        rows: The weights, [G, R, K], with groups, rows in a group and columns.
+        rows: The weights, [G, R, K], with G groups, R rows in each group and K columns.
         moment: The second moment of the patches, [G, K, K].
         peak: The largest code.
     """
@@ -95,7 +95,7 @@ def round_rows(
     """Round rows to codes with a small output error.
 
     Args:
-        rows: The weights, [G, R, K], with groups, rows in a group and columns.
+        rows: The weights, [G, R, K], with G groups, R rows in each group and K columns.
         moment: The second moment of the patches, [G, K, K], after `damp`.
         scale: The step of each row, [G, R, 1].
         peak: The largest code.
@@ -115,7 +115,7 @@ def measure_errors(differences: Floats, moment: Floats) -> Floats:
     """Return the mean squared error d H d^T of each row's output, [G, R, 1].
 
     Args:
-        differences: The errors d of the weights, [G, R, K], with groups, rows in a group and columns.
+        differences: The weight errors d, [G, R, K], with G groups, R rows in each group and K columns.
         moment: The second moment H of the patches, [G, K, K].
     """
     errors: Floats = ((differences @ moment) * differences).sum(axis=2, keepdims=True)
@@ -126,7 +126,7 @@ def fit_scale(codes: Floats, rows: Floats, moment: Floats, scale: Floats) -> Flo
     """Return the step of each row, [G, R, 1], at which the given codes have the least output error.
 
     Args:
-        codes: The codes of the weights, [G, R, K], with groups, rows in a group and columns.
+        codes: The codes of the weights, [G, R, K], with G groups, R rows in each group and K columns.
         rows: The weights, [G, R, K].
         moment: The second moment of the patches, [G, K, K].
         scale: The steps for rows without a best step, such as rows whose codes are all 0.

@@ -70,8 +70,8 @@ def round_weights(
         samples: The inputs for measuring the moments.
         peak: The largest code, 1 to 127.
         fine_peak: The largest code of grouped layers.
-        choose_step: Takes a layer and its rows. Returns the step of each row, [G, R, 1], with groups and rows
-            in a group, or None for the steps of least error.
+        choose_step: Takes a layer and its weights, [G, R, K], with G groups and R rows in each group. Returns
+            the step of each row, [G, R, 1], or None for the steps with the least error.
         threads: The number of threads of one inference.
         quantize: Takes the name and the float values of a layer's input. Returns the values after
             quantization, as floats.

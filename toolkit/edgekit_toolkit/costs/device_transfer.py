@@ -5,7 +5,7 @@ are much more alike, because a kernel is slow on both for the same reasons. Ther
 Data that exceed the caches of the device cost additional time. The device may also use several threads, which
 speed up only long kernels. The model therefore has a ratio for each kind of kernel, a time for each byte
 beyond the caches, and parameters of thread sharing. All are fitted on whole networks that ran on both
-machines. The error is measured by leaving a network out of the fit.
+machines. The error for each network is measured with a fit to the other networks.
 
 Source: B. Lu et al., One proxy device is enough for hardware-aware neural architecture search, SIGMETRICS
 2022, sections 3 and 4 (latencies on one device predict those on another).

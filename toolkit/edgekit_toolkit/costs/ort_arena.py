@@ -38,7 +38,7 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """The sum over all regions of the bytes from the start of the region to the last byte ever used."""
+        """The resident memory in bytes. A region counts up to the last byte that was ever allocated in it."""
         return sum(self._touched)
 
     def allocate(self, size: int) -> Block:

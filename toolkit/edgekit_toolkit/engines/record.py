@@ -68,7 +68,7 @@ class ModelMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntimedForm:
-    """A form that only the processors of some devices can compute, so that no host can measure its latency.
+    """A form of a model that only some devices can compute. Its latency cannot be measured on a host.
 
     Attributes:
         label: The name in reports.

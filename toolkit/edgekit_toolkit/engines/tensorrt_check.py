@@ -44,7 +44,7 @@ class TensorRtCheck:
 
     Attributes:
         errors: The reasons why the model is not accepted, with operator, node name and message. If an engine
-            was built, each error describes a difference between its results and those of ONNX.
+            was built, each error names a node whose results in TensorRT differ from those of ONNX.
         available: Whether the library is installed. If not, `errors` has the command that installs it.
         parsed: Whether the parser supports every node.
         engine_bytes: The size of the engine, or None if none was built.

@@ -185,7 +185,7 @@ def _find_placement(
 
 
 def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
-    """Return the class names in the labels of a package in order, or an empty tuple without labels.
+    """Return the class names of a package in the order of the classes, or () if it has no labels.
 
     Raises:
         PackageError: The labels are not UTF-8 text.
