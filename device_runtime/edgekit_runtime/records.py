@@ -2,7 +2,7 @@
 
 With `dataclasses`, compiling a hundred such classes took half of the time to import this project's modules.
 Here only `__init__` is compiled, because it is called for each request. The other methods are shared by all
-classes. Use `dataclasses` for classes that need `InitVar`, `order` or `unsafe_hash`. For
+classes. Use `dataclasses` for classes that need `InitVar`, `order` or `unsafe_hash`. For example, for
 
     @dataclass(frozen=True, slots=True)
     class Limits:

@@ -1,6 +1,6 @@
 """Determines whether a model has fixed work, so that input values cannot change the time of a run.
 
-For example, a loop whose trip count is an input takes 20 us with the golden input, but never ends with 2**62.
+For example, a loop whose trip count is an input may take 20 us for the golden input, but never end for 2**62.
 Other examples are a `Range`, `Tile` or `Reshape` whose size is an input, and operators that process the rows
 found by `NonZero`. A model without fixed work must not run on the event loop, and its calls are not batched.
 

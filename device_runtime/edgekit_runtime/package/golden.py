@@ -148,7 +148,7 @@ class Codes(Record):
         """Return the shape of the codes for an array of values with shape `shape`.
 
         Raises:
-            DataError: `repeat` has another rank, or does not divide a size.
+            DataError: `repeat` does not hold a divisor of each size in `shape`.
         """
         if self.repeat is None:
             return shape
@@ -165,7 +165,7 @@ class Codes(Record):
         """Decode `data` to a float32 array of shape `shape`. `name` is used in error messages.
 
         Raises:
-            DataError: `data` has another size, or `repeat` does not fit `shape`.
+            DataError: `data` has the wrong size, or `repeat` does not fit `shape`.
         """
         codes = _decode(data, self.dtype, self.stored_shape(shape), name).astype(np.float32)
         # Arithmetic makes numbers of arrays without axes, which engines do not take.
@@ -218,7 +218,7 @@ class GoldenInput(Record):
         """Return the input with its dtype and shape, decoded from the content of its artifact.
 
         Raises:
-            DataError: `data` has another size.
+            DataError: `data` has the wrong size.
         """
         if self.codes is None:
             return _decode(data, self.dtype, self.shape, self.name)
@@ -299,7 +299,7 @@ class GoldenOutput(Record):
         """Return the stored values as an array of shape `stored_shape`.
 
         Raises:
-            DataError: `data` has another size.
+            DataError: `data` has the wrong size.
         """
         return _decode(data, self.dtype, self.stored_shape, self.name)
 
@@ -321,7 +321,7 @@ class RowsOutput(Record):
     Attributes:
         name: The name of a golden output. Its dtype and shape apply to each row.
         path: The path of the artifact that holds the stored values, row by row.
-        atol, rtol: The tolerances of each row, as in `GoldenOutput`. If `rtol` is empty, it is 0.
+        atol, rtol: One tolerance for each row, as in `GoldenOutput`. An empty `rtol` means 0.
         every: As in `GoldenOutput`.
     """
 
@@ -374,7 +374,8 @@ class Golden(Record):
             A list for each output. Each list holds one `GoldenOutput` for each row.
 
         Raises:
-            DataError: An output is repeated, has an axis or is not a golden output, or a field is wrong.
+            DataError: `rows` contains an invalid value, or an output that is repeated, unknown or has an
+                axis.
         """
         if self.rows is None:
             return []

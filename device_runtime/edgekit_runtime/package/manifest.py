@@ -74,11 +74,11 @@ class Manifest(Record):
         golden: The inputs and expected outputs of the self-test.
         preprocessing, labels: The path of the artifact with that role, or None.
         budget: A dict from limit names, which include the unit, to finite numbers.
-        figures: Measured figures of the default variant that do not vary from run to run, by name.
+        figures: A dict from names to figures of the default variant, except those that vary between runs.
         provenance: The digests of the source model and the recipe, and the versions of the tools.
         variants: Further ways to run the model. The default variant is made of `backend`, `golden` and
             `figures`.
-        submodels: The parts of the model for a device that offloads to a server.
+        submodels: The parts of the model that run by themselves on the device or a server.
         task: The meaning of the outputs, or None.
         states: The outputs that are inputs of the next run of a sequence.
         pipeline: The stages of a package with several models, or None for a single model.

@@ -1,4 +1,4 @@
-"""Reads the encodings of model files without their libraries: Protocol Buffers (ONNX), FlatBuffers (TFLite).
+"""Reads Protocol Buffers (ONNX files) and FlatBuffers (TFLite files) without the libraries of these formats.
 
 Source: Protocol Buffers encoding; FlatBuffers internals.
 """

@@ -28,13 +28,13 @@ _BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedRows:
-    """Outputs whose rows are in the order of the rows of the reference outputs.
+    """Outputs whose rows have the same order as in the reference outputs.
 
     Attributes:
         outputs: Arrays with the shapes of the reference. A missing row is NaN, or 0 for integers.
         missing: A dict from output names to bool arrays, which are True for each row of the reference without
             a counterpart.
-        extra: A dict from output names to the number of rows that the reference does not have.
+        extra: A dict from output names to the number of rows without a counterpart in the reference.
     """
 
     outputs: dict[str, Array]
@@ -46,7 +46,8 @@ def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
     """Find the outputs whose number of rows depends on the data.
 
     The shape of such an output differs in exactly one axis between runs with the same input shapes. Runs with
-    other input shapes than the first run are ignored. `feeds` and `runs` hold the inputs and the outputs.
+    other input shapes than the first run are ignored. `feeds` holds the inputs of each run, and `runs` its
+    outputs.
 
     Returns:
         A dict from the names of these outputs to the axis of their rows.
@@ -126,7 +127,7 @@ def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) 
 def compare_numbers(current: Array, candidate: Array) -> float:
     """Return the similarity of two arrays of equal shape, 0 to 1.
 
-    It is 1 - |candidate - current| / |current| with Euclidean norms, at least 0. With NaN, it is 0.
+    It is 1 - |candidate - current| / |current| with Euclidean norms, at least 0, and 0 if a value is NaN.
     """
     expected = current.reshape(-1).astype(np.float64)
     error = np.linalg.norm(candidate.reshape(-1).astype(np.float64) - expected)

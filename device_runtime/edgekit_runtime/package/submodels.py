@@ -1,7 +1,7 @@
 """A submodel: a part of a package's model that runs by itself, on the device or on a server.
 
-Heads run on the device, tails on a server. The outputs of a head are exactly the inputs of its tail. If
-tensors are sent as 8-bit or 4-bit codes, the head's graph encodes them and the tail's graph decodes them.
+A head runs on the device, and its tail on a server. The outputs of a head are exactly the inputs of its tail.
+If tensors are sent as 8-bit or 4-bit codes, the head's graph encodes them and the tail's graph decodes them.
 
 Source: docs/reference/package-format.md, section "Submodels".
 """

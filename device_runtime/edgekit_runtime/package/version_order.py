@@ -1,4 +1,4 @@
-"""Sorts versions by their text."""
+"""Sorts version strings, such as `1.9` and `1.10`."""
 
 import re
 from typing import Final, TypeAlias

@@ -110,7 +110,7 @@ class PipelineSession:
             raise BackendError(f"backend 'pipeline': the answer holds NaN or infinity: {cause}") from cause
 
     def share(self) -> "PipelineSession":
-        """Return a second session of the loaded models. `cancel_runs` on one does not affect the other."""
+        """Return a second session with the same models. `cancel_runs` on one does not affect the other."""
         shared = copy.copy(self)
         shared._members = {
             name: member.with_session(share_session(member.session)) for name, member in self._members.items()

@@ -33,7 +33,7 @@ class AudioRules:
         resample: Whether to resample recordings with other rates.
         features: The features to compute, or None to use the amplitudes.
         is_transposed: Whether features have the shape [values, frames] instead of [frames, values].
-        is_flat: Whether features have a single axis, frame by frame.
+        is_flat: Whether features are flattened to one axis, frame by frame.
     """
 
     sample_rate: Annotated[int, Range(1, 1 << 20)]
@@ -76,7 +76,7 @@ class AudioRules:
 
         Raises:
             DataError: The file is not a WAV file, or is damaged, empty or too short for features, or its rate
-                differs and `resample` is not set.
+                is not `sample_rate` and `resample` is not set.
         """
         amplitudes, rate = read_wav(file, self._needed_s)
         try:
@@ -95,7 +95,8 @@ class AudioRules:
             The amplitudes, float32 [samples], or the features, float32 [frames, values].
 
         Raises:
-            DataError: `rate` differs and `resample` is not set, or the sound is too short for features.
+            DataError: `rate` is not `sample_rate` and `resample` is not set, or the sound is too short for
+                features.
         """
         if rate != self.sample_rate:
             if not self.resample:

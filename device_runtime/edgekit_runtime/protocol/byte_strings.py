@@ -24,7 +24,9 @@ def serialize_strings(array: Array) -> Array:
 
 
 def take_string(data: Array, where: str) -> Array:
-    """Return the byte string in `data` without copying it. `data` begins with its length as a uint32.
+    """Return the byte string in `data` without copying it.
+
+    `data` begins with the length of the string as a uint32.
 
     Raises:
         RequestError: `data` does not hold exactly one string.

@@ -44,7 +44,7 @@ def load_object(data: bytes, where: str, placeholders: Iterable[object] = ()) ->
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Parse the JSON object of a request other than an inference request.
+    """Parse the JSON object in the body of a small request.
 
     Raises:
         RequestError: `body` is not a JSON object, or is larger than 64 KiB, which would block the event loop.
@@ -77,7 +77,7 @@ def take_field(
 
 
 def explain(cause: ValueError) -> str:
-    """Return Python's message on why a text is not JSON, without its advice on raising the digit limit."""
+    """Return the message of a JSON parse error, without Python's advice to raise the digit limit."""
     return str(cause).partition("; use sys.")[0]
 
 

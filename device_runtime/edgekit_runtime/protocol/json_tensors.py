@@ -94,7 +94,7 @@ def _convert(flat: list[Any], dtype: "np.dtype[Any]", where: str) -> Array:
 
 
 def write_values(array: Array) -> Iterator[bytes]:
-    """Yield the values of `array` as JSON in pieces without brackets. The caller must join the pieces.
+    """Yield pieces of JSON that together hold the values of `array`, without enclosing brackets.
 
     Raises:
         ValueError: A value is NaN or infinite, which JSON cannot express.

@@ -30,7 +30,7 @@ _MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 
 
 def quote_segment(text: str) -> str:
-    """Return `text` quoted as one segment of a URL path, without slashes, spaces and line endings."""
+    """Return `text` as one segment of a URL path, with percent-encoded special characters."""
     return quote(text, safe="", errors="surrogatepass")
 
 
@@ -40,12 +40,12 @@ def model_path(name: str, version: str | None = None) -> str:
 
 
 def repository_path(name: str, action: str) -> str:
-    """Return the path to `load` or `unload` a model in the repository."""
+    """Return the URL path at which a client can `load` or `unload` a model."""
     return f"/v2/repository/models/{quote_segment(name)}/{action}"
 
 
 def region_path(name: str, action: str) -> str:
-    """Return the path to `register` or `unregister` a shared memory region, or to get its `status`."""
+    """Return the URL path to `register` or `unregister` a shared memory region, or to get its `status`."""
     return f"/v2/systemsharedmemory/region/{quote_segment(name)}/{action}"
 
 

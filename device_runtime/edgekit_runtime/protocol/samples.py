@@ -91,7 +91,7 @@ class SampleOrder:
         id: The id of the order in the fleet, made of letters, digits, `_` and `-`.
         model: The name of the model.
         per_day: The number of samples per day and device for all triggers together.
-        max_bytes: The maximum size of the samples on the device that wait to be sent.
+        max_bytes: The maximum total size of the samples that wait on the device to be sent.
         max_sample_bytes: The maximum size of a sample. Larger requests are not kept.
         ends_at: The end of the order, in seconds since 1970. Samples that are waiting at this time are still
             sent.
@@ -152,7 +152,8 @@ class SampleHeader:
         model, version, package_sha256: The package that answered, and the digest of its manifest.
         taken_at: The time of the request by the device's clock, in seconds since 1970.
         triggers: The kinds of the triggers that selected the request.
-        probability: The probability with which the request was selected. It is 1 if only `kept` fits.
+        probability: The probability with which the request was selected. It is 1 if only the trigger `kept`
+            fits.
         media_type: The media type, such as `image/jpeg`. Empty for tensors.
         tensors: The input tensors. Their values are concatenated in `Sample.input`, in C order and
             little-endian.

@@ -9,9 +9,9 @@ depends only on the credit and on past requests:
 For example, an order asks for 20 uncertain samples a day, and 1 % of 10 requests per second are uncertain.
 With half of the maximum credit, 1 of 430 uncertain requests is drawn.
 
-Requests are drawn before it is checked which triggers fit, so most requests cost just one subtraction. A
-sample states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, even if only one of them
-drew it. Without credit or disk space, a trigger draws nothing. It exceeds its credit by at most one sample.
+A request is drawn before its triggers are checked, so most requests cost just one subtraction. A sample
+states the probability 1 - (1 - p1)(1 - p2)... over all triggers that fit, even if only one of them drew it.
+Without credit or disk space, a trigger draws nothing. It exceeds its credit by at most one sample.
 """
 
 import math
@@ -42,8 +42,8 @@ def draw_uniform() -> float:
 class Credit:
     """The number of samples that may still be drawn.
 
-    It grows by `per_day` samples a day. The maximum is the number of samples in six hours, or in a day with
-    `is_of_application`. Times are those of a monotonic clock.
+    It grows by `per_day` samples a day. The maximum is the number of samples in six hours, or in a day if
+    `is_of_application` is set. Times are those of a monotonic clock.
     """
 
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
@@ -67,7 +67,7 @@ class Credit:
 
     @property
     def level(self) -> float:
-        """The credit as a multiple of half its maximum: 2 if full, 1 if half full, 0 if used up."""
+        """The level of the credit: 0 if it is used up, 1 if half of the maximum is left, 2 if it is full."""
         return max(0.0, 2 * self._samples / self._size)
 
 

@@ -112,8 +112,8 @@ class SampleFolder:
     ) -> list[StoredSample]:
         """Delete samples that are too old or exceed a limit, and return the others.
 
-        The content of a sample does not matter, so the remaining samples are unbiased. The oldest are deleted
-        first. If all samples exceed `max_bytes`, those of the kinds `random` and `kept` are deleted last.
+        Samples are not selected by their content, so the others stay unbiased. The oldest are deleted first.
+        If all samples exceed `max_bytes`, those of the kinds `random` and `kept` are deleted last.
 
         Args:
             oldest_at: The minimum time of a sample, in seconds since 1970.

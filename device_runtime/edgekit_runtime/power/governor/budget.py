@@ -2,8 +2,7 @@
 
 The temperature limit uses proportional-integral control, like the power allocator of the Linux kernel, with
 anti-windup. If the device heats up fast, the budget falls before the limit is reached. The battery budget is
-the energy above the required charge, divided by the remaining time. It is recomputed at every tick, so errors
-do not accumulate.
+the energy above the required charge, divided by the remaining time.
 
 Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M. Murray,
 Feedback Systems, 2nd edition, section 11.4 (integrator wind-up); H. Hoffmann, JouleGuard, SOSP 2015 (an
@@ -33,7 +32,8 @@ class Heat:
     """The state of the temperature control.
 
     Attributes:
-        budget_w: The mean power in watts that keeps the temperature limit. None before the first reading.
+        budget_w: The mean power in watts at which the temperature stays within the limit. None before the
+            first reading.
     """
 
     budget_w: float | None = None
@@ -81,8 +81,8 @@ class Charge:
 
     Attributes:
         budget_w: The mean power in watts at which the battery has the required charge at `until_s`. None
-            while the battery is charging or has not been read, or if its capacity is unknown and its charge
-            is sufficient.
+            before the first reading and while the battery is charging. With unknown capacity, None above the
+            required charge, else 0.
     """
 
     budget_w: float | None = None

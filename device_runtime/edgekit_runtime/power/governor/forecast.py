@@ -44,7 +44,7 @@ class Factor:
 
     Attributes:
         overall: The geometric mean of the ratios, used for settings without observations.
-        by_setting: A dict from each setting to its ratio and the number of observations, reduced by `age`.
+        by_setting: A dict from each used setting to its ratio and the weight of its observations.
     """
 
     overall: float = 1.0

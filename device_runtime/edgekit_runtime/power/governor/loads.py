@@ -14,9 +14,8 @@ _MOST_BURSTY: Final = 4.0  # a step of the load looks like a burst until it is `
 class LoadMeter:
     """Converts counters to a `Load`.
 
-    The burstiness is estimated from counts. For many arrival processes, the variance of the arrivals per
-    second, divided by their mean, approaches the squared coefficient of variation of the time between
-    arrivals.
+    The burstiness is the variance of the arrivals per tick divided by their mean. For many arrival processes,
+    this ratio approaches the squared coefficient of variation of the time between arrivals.
 
     Source: D. R. Cox and P. A. W. Lewis, The Statistical Analysis of Series of Events, 1966, section 4.5
     (index of dispersion of counts).

@@ -1,6 +1,6 @@
-"""Finds one plan for all governed models: the settings that lose the least accuracy at each power.
+"""Finds the plans for all governed models that lose the least accuracy at each level of power.
 
-The plan minimises the sum of the squared losses. A model that loses 10 % of its accuracy therefore counts as
+A plan minimises the sum of the squared losses. A model that loses 10 % of its accuracy therefore counts as
 much as a hundred models that lose 1 %, so no model is sacrificed for another.
 
 The search is exact. It adds the models one by one to partial plans. Power and loss are sums over the models.
@@ -77,7 +77,7 @@ def choose_turns(
     Args:
         frontier: The result of `make_frontier`.
         allowed_w: The mean power.
-        most_w: The highest power of a plan.
+        most_w: The maximum power of either plan.
 
     Returns:
         A pair. The first plan uses at most `allowed_w`, or is None if every plan needs more power. The second

@@ -1,7 +1,8 @@
 """Power rails measured by an INA3221, which every Jetson board and some add-on boards have.
 
-There are two drivers. The kernel's driver (JetPack 5 and later) is below `class/hwmon`, or below the I2C
-driver if a container hides that folder. NVIDIA's older driver `ina3221x` (JetPack 4) is below `iio:device*`.
+There are two drivers. The kernel's driver (JetPack 5 and later) has its files below `class/hwmon`, or below
+the I2C driver if a container hides that folder. NVIDIA's older driver `ina3221x` (JetPack 4) has them below
+`iio:device*`.
 
 Source: Documentation/hwmon/ina3221.rst of the kernel; rail names: NVIDIA Jetson Linux Developer Guide,
 "Platform Power and Performance", tables of INA3221 channels.

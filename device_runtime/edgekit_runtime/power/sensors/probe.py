@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """One number of a sensor. Faults of the sensor are logged, never raised.
+    """Reads one number from a sensor. Faults of the sensor are logged, never raised.
 
     Attributes:
         name: A name that is unique on the device, such as `ina3221/VDD_IN`.

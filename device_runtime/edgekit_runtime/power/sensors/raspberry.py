@@ -1,8 +1,8 @@
 """The throttling bits of a Raspberry Pi, and the power measured by the power chip of the Pi 5.
 
 The bits are read from sysfs if the kernel provides them, else from `vcgencmd`. The power is read only from
-`vcgencmd`. Since `vcgencmd` is a process, it runs only every few seconds, on the sampling thread. This module
-was not tested on a Pi. The formats come from the documentation and from outputs that users posted.
+`vcgencmd`. This module was not tested on a Pi. The formats come from the documentation and from outputs that
+users posted.
 
 Source: raspberrypi.com/documentation/computers/os.html, `get_throttled` and `pmic_read_adc`; the kernel's
 drivers/firmware/raspberrypi.c (`get_throttled` in hexadecimal).

@@ -1,4 +1,4 @@
-"""The endpoints for the fleet's agent: the fleet's settings of the service, and the latest log lines.
+"""The endpoints for the fleet's agent: the settings from the fleet, and the latest log lines.
 
 The agent writes the settings to a file, which the service watches. Settings in the service's configuration
 take precedence.

@@ -52,8 +52,8 @@ class TimedInferenceHandler(InferenceHandler):
     ) -> None:
         """Handle an inference request. The response may be sent later. Errors also state the load.
 
-        To measure the latency, devices request a version that does not exist. If the version is the name of
-        a model, the error states the load of that model.
+        Devices measure the network latency with requests for unknown versions. If the unknown version is the
+        name of a model, the error states the load of that model.
         """
         try:
             super().handle_request(name, version, connection, head, body)

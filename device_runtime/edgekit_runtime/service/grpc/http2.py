@@ -7,7 +7,7 @@
 
 `Http2.KINDS` defines the rules for each frame type. Only the heads of requests are buffered. Parts of a DATA
 frame are returned as they arrive. Data to send waits for the client's flow control windows. Streams take
-turns, with one frame each. Responses do not use HPACK's dynamic table, so equal responses have equal bytes.
+turns, with one frame each.
 
 Source: RFC 9113 (HTTP/2), from which the names of frames, flags and errors are taken, and RFC 7541 (HPACK),
 implemented by `hpack`.
@@ -120,7 +120,7 @@ class HeadersReceived(NamedTuple):
 class DataReceived(NamedTuple):
     """A part of a request's body. It is the last part if `ends_stream` is True.
 
-    The owner must call `Http2.consume` after it has used the data.
+    The receiver must call `Http2.consume` after it has used the data.
     """
 
     stream: Http2Stream
@@ -475,8 +475,8 @@ class Http2:
 
         Args:
             stream: The stream of the request.
-            head: The field block that starts the response. Empty for further parts, and for a response of
-                trailers only.
+            head: The field block that starts the response. Empty for further parts, and for a response that
+                has only trailers.
             parts: The body. It must not change until it has been sent.
             trailers: The field block that ends the response, or None if more parts follow.
         """

@@ -164,7 +164,7 @@ class Connection:
         owner.loop.add_reader(connected.fileno(), self._on_readable)
 
     def resume(self, unread: bytes) -> None:
-        """Continue a connection that was handed over.
+        """Continue a connection that another process handed over.
 
         Args:
             unread: Bytes that were received but not answered.

@@ -61,12 +61,12 @@ class RequestHead:
         authorization: The `Authorization` header, or None.
         is_from_page: Whether a web page of another origin sent the request, see `is_from_page`.
         has_foreign_host: Whether the host is a public name, see `is_foreign_host`.
-        is_plain: Whether the response can be sent as it is. False for HTTP 1.0, `HEAD`, and the last request
-            of a connection.
+        is_plain: Whether the response can be sent without changes. False for HTTP 1.0, `HEAD`, and the last
+            request of a connection.
         data: The bytes of the head, or empty if it is too long to cache.
         request_bytes: The length of head and body, or -1 for a chunked body, a descriptor or a long head.
         route: The handler for all requests with this head, or None before the first one was routed.
-        clearance: Requests with this head need no screening while this equals `HttpServer.clearance`.
+        clearance: If equal to `HttpServer.clearance`, requests with this head need no screening.
     """
 
     __slots__ = (

@@ -30,7 +30,7 @@ def make_head(
 def make_date_line() -> bytes:
     """Return the `Date` header (RFC 9110, 6.6.1) with a line ending before and after it.
 
-    It replaces the first line ending of each response head.
+    The result replaces the line ending of the status line in each response.
     """
     return time.strftime("\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime()).encode("ascii")
 

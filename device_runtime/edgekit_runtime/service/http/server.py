@@ -67,8 +67,8 @@ class HttpServer:
         sending_bytes: The size of responses that clients have not read yet.
         error_counts: A dict from HTTP status to the number of error responses.
         is_draining: Whether connections are closed after their next response.
-        on_response_sent: A function that is called after each response, or None. If it is set, the next
-            request is not read.
+        on_response_sent: A function that is called after each response, or None. After the call, the
+            connection does not read the next request.
         lent: The number of connections that are lent to workers.
     """
 
@@ -201,7 +201,7 @@ class HttpServer:
             self._listeners[listener](connected)
 
     def serve(self, connect: Connect, connected: socket.socket) -> None:
-        """Serve a client with the connection that `connect` creates, or reject it if there are too many."""
+        """Serve a client with a connection from `connect`, or refuse it if there are too many connections."""
         is_local = connected.family == socket.AF_UNIX
         if self.is_full(is_local=is_local):
             self.error_counts[_FULL.status] += 1

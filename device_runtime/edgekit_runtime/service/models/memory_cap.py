@@ -83,8 +83,8 @@ class MemoryCap:
     ) -> AsyncIterator[LoadPlan | None]:
         """Yield a plan for loading a model, and reserve its memory within the `async with` block.
 
-        The plan is None if `for_others` is False and an unloaded model does not fit now. The first request
-        then loads the model.
+        The plan is None if `for_others` is False, and the model is not loaded and does not fit now. The first
+        request then loads the model.
 
         Args:
             model: The model to load.

@@ -71,7 +71,7 @@ def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder)
     Args:
         needed_bytes: The memory that the new version needs.
         available_bytes: The free memory of the machine while the old version is loaded.
-        configured: The configured order. `auto` chooses the order by the memory.
+        configured: The configured order. `auto` chooses the order from the free memory.
 
     Returns:
         `availability` to load the new version first, or `resource` to unload the old version first.

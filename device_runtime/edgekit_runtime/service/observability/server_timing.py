@@ -87,7 +87,8 @@ class UtilizationMeter:
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
         """Return the mean utilization by clients other than `asker`, from 0 to 1.
 
-        The only client of a service gets 0. The mean covers the latest complete period of at least 0.25 s.
+        If `asker` is the only client, the result is 0. The mean covers the latest complete period of at least
+        0.25 s.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
@@ -110,7 +111,7 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
 
     Args:
         times: `RunTimes.queue_s` and `compute_s`, or None for a call that did not run.
-        load: The utilization by other clients, from 0 to 1, or more if calls are waiting.
+        load: The utilization by other clients, 0 to 1, and above 1 if calls are waiting.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:

@@ -1,4 +1,4 @@
-"""Decodes requests for one version of a model to arrays, and encodes its outputs as responses.
+"""Decodes the requests for one version of a model, and encodes its outputs as responses.
 
 Tensors are sent as JSON, as binary data after the JSON, or in shared memory. Clients often repeat the same
 JSON, so the codec caches the last decoded documents. It never blocks, and it does not run models.
@@ -136,7 +136,7 @@ class Codec:
         return request, inputs
 
     def hold(self, request: InferRequest, *, is_local: bool) -> RegionMap:
-        """Return the shared memory regions for the outputs of a request, by output name.
+        """Return a dict from output names to their shared memory regions.
 
         The result stays valid for this request, even if a client registers another region with the same name.
 
