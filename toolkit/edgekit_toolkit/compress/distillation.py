@@ -103,7 +103,8 @@ def distil(
         progress: Called with the number of completed steps and the maximum number of steps.
 
     Raises:
-        ModelError: An operator has no exact gradient, the student has no layers, or its activations are too large.
+        ModelError: An operator has no exact gradient, the student has no layers, or its activations are too
+            large.
         DataError: There are too few samples.
         BackendError: onnxruntime cannot run the training graph.
     """
