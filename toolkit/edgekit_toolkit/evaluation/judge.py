@@ -1,4 +1,4 @@
-"""The figures of candidates other than scores: latency on this machine and the target, memory, energy."""
+"""Measures and models the latency, memory and energy of candidates, on this machine and on the target."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -388,7 +388,10 @@ def _sequence(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[
 
 
 def class_scores(probes: Probes) -> str | None:
-    """The name of the first output if it looks like class scores [samples, classes >= 2], otherwise None."""
+    """Return the name of the first output if it looks like class scores, or None.
+
+    Class scores are floats [samples, classes] with at least two classes.
+    """
     name, first = next(iter(probes.stacked.items()))
     is_scores = first.ndim == 2 and first.shape[1] >= 2 and first.dtype.kind == "f"
     return name if is_scores and probes.rows_are_samples else None

@@ -1,7 +1,7 @@
-"""Scores candidates on evaluation samples. Half of the samples are held back from the choice.
+"""Scores candidates on evaluation samples. Only half of the samples are used to choose a candidate.
 
-The best of many candidates looks better than it is on the samples that were used to choose it. Its drop is
-therefore measured on the held-back samples, see `confirmation`.
+A candidate that was chosen for its high score on some samples usually has a lower score on new samples. The
+drop from the score of the source model is therefore measured on the other, held-back half of the samples.
 """
 
 from collections import Counter
@@ -168,7 +168,7 @@ def score_candidates(
     """Return the scores of the source model and of the candidates.
 
     Args:
-        source: The float model of the user, which is also the reference of relative metrics.
+        source: The float model of the user. Some metrics compare candidates with its outputs.
         candidates: The candidates, with the inputs and outputs of the source in the same order.
         part: The evaluation samples.
         metric_name: The name of the metric, see `metrics.find_metric`.
@@ -209,7 +209,7 @@ def score_candidates(
 
 
 def spread_feeds(part: Part, count: int = _PROBES) -> list[Feeds]:
-    """Return up to `count` samples at equal distances, because samples are often sorted by class or time.
+    """Return up to `count` evenly spaced samples, because samples are often sorted by class or time.
 
     Raises:
         DataError: There are no samples.

@@ -72,7 +72,10 @@ def describe_folder(path: Path) -> str:
 
 
 def describe_signature(head: bytes) -> str | None:
-    """Return the kind of a file that begins with these bytes and what to do, or None if it is unknown."""
+    """Return a text on a file that begins with `head`, or None if the kind of the file is unknown.
+
+    The text states the kind and what to do.
+    """
     matches = (words for offset, signature, words in _SIGNATURES if head.startswith(signature, offset))
     return next(matches, None)
 
@@ -95,7 +98,10 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return the kind of a path that is not a package and what to do, or None if it may be a package."""
+    """Return a text on a file or folder that is not a package, or None if it may be a package.
+
+    The text states the kind and what to do.
+    """
     if path.is_dir():
         packages = sorted(package.name for package in path.glob("*.edgepkg"))
         return (

@@ -25,8 +25,8 @@ class SourceModel(Generic[M_co]):
     """An imported model, including external data.
 
     Attributes:
-        sha256: The digest of the file and of its external files in hexadecimal. External files are added in
-            the order of names, each after a line with its name and size.
+        sha256: The SHA-256 of the file in hexadecimal. If the model has external files, the digest also
+            covers their names, sizes and contents.
         size_bytes: The size of the file and its external data. For a `.pt2`, the size of the exported ONNX
             model.
         model: The model, which does not refer to other files. Functions of an ONNX model are inlined. Outputs

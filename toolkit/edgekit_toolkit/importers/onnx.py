@@ -98,7 +98,7 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
 
 
 def check_inference(content: bytes) -> None:
-    """Check that shape inference of onnx does not crash, as it does for invalid attributes such as 0 heads.
+    """Check that the shape inference of onnx does not crash, for example because of an invalid attribute.
 
     Raises:
         ModelError: onnx crashes on this model.
