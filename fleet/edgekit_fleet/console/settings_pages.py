@@ -86,7 +86,7 @@ def change_token(console: Console, request: Request) -> Response:
 def show_codes(
     console: Console, request: Request, invitations: Sequence[devices.Invitation] = ()
 ) -> Response:
-    """Return the page of unused enrolment codes, with the new `invitations`."""
+    """Return the page of unused enrolment codes. It also shows the secret codes in `invitations`."""
     statement = (
         select(CodeRow)
         .where(CodeRow.used_at.is_(None), CodeRow.expires_at > time.time())

@@ -1,7 +1,7 @@
 """A temporary folder that is removed when the process that created it ends or is killed.
 
-A child process, `python -m ...temporary_folder DESCRIPTOR FOLDER`, waits until the kernel closes its parent's
-end of a channel, and then removes the folder.
+The child process `python -m ...temporary_folder DESCRIPTOR FOLDER` waits until the other end of its socket is
+closed, which also happens when its parent is killed. It then removes the folder.
 """
 
 import contextlib

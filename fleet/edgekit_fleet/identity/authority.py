@@ -192,8 +192,8 @@ class Authority:
     def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
         """Load a new key into `context`, with a certificate for `name` that is valid for ten minutes.
 
-        The manager uses it to connect under the name of a revoked device, which closes the device's own
-        connection. `doctor` uses it for its test devices.
+        The manager uses the context to connect with the name of a revoked device, so that the broker closes
+        the device's own connection. `doctor` uses it for its test devices.
         """
         key = Ed25519PrivateKey.generate()
         with tempfile.TemporaryDirectory(prefix="edgekit-certificate-") as folder:  # `ssl` reads files alone

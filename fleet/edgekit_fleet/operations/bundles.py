@@ -72,7 +72,7 @@ def write_bundle(
     The devices must already be in a rollout of the release, and the manager must have signed their documents.
 
     Raises:
-        FleetError: There is no such release, the selector is malformed, or no device is to get the release.
+        FleetError: There is no such release, the selector is malformed, or the bundle is for no device.
         OutputError: The bundle cannot be written.
         PackageError: The repository is incomplete, or the bundle would be larger than 4 GiB.
     """

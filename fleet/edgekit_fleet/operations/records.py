@@ -71,10 +71,13 @@ def read_audit(
 
 
 def find_audit_break(store: Store) -> int | None:
-    """Check the audit log. Return the number of the first entry that was changed, or None.
+    """Check the audit log, which takes half a minute for a million entries.
+
+    Returns:
+        The number of the first entry that is missing or changed, or None if the log is intact.
 
     Raises:
-        RequestError: 429, another check is running. A million entries take half a minute.
+        RequestError: 429, another check is running.
     """
     if not one_check.acquire(blocking=False):
         raise RequestError(429, "the audit log is being checked; wait for the result", retry_after_s=30)

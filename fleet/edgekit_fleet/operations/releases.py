@@ -290,9 +290,9 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
     """Return the minimum agreement of a package with the previous version, from 0 to 1.
 
-    This is the default minimum, reduced by how much the package's score is below that of the source model.
-    `figures` are the figures in the package's manifest. If they do not contain a `score` that was measured on
-    real samples, the result is None.
+    If the package has a lower score than the source model, the result is the default minimum less the
+    difference. `figures` are the figures in the package's manifest. If they do not contain a `score` that was
+    measured on real samples, the result is None.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":

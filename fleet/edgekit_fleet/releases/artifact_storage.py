@@ -1,8 +1,8 @@
 """Copies the TUF repository to an object store, from which devices or a CDN download it.
 
-In the repository, only `metadata/timestamp.json` ever changes, and it refers to the other files. This file is
-read before the other files are listed, and is copied last. So devices see either the old or the new
-repository, even if a copy is interrupted or two processes copy at the same time.
+In the repository, only `metadata/timestamp.json` ever changes, and it refers to the other files. It is read
+before the other files are listed, and is copied last. So devices see either the old or the new repository,
+even if a copy is interrupted or two processes copy at the same time.
 """
 
 from datetime import timedelta

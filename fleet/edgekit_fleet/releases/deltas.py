@@ -20,7 +20,9 @@ from edgekit_runtime.errors import PackageError
 
 
 def make_delta(old: bytes, new: bytes) -> tuple[str, bytes] | None:
-    """Return the file suffix and content of the smallest delta, or None if it saves less than a fifth.
+    """Return the file suffix and content of the smallest delta.
+
+    Return None if the delta is not at least a fifth smaller than the new package.
 
     Args:
         old: The content of a valid old package. If empty, a coded file is made, which needs no old package.

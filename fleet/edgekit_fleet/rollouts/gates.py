@@ -236,9 +236,10 @@ def list_tests(limits: Mapping[str, float], models: Sequence[str]) -> list[GateT
 def read_evidence(
     samples: Sequence[Sample], tests: Iterable[GateTest]
 ) -> Iterator[tuple[GateTest, NDArray[np.float64]]]:
-    """Yield each test for which a device has evidence, with the evidence of all devices.
+    """Yield the tests, each with the evidence of all devices.
 
-    The evidence is float64 [samples]. It is NaN for a device without an answer.
+    A test of a figure is skipped if no device has evidence. The evidence is float64 [samples]. It is NaN for
+    a device without an answer.
 
     Args:
         samples: The samples of the devices.

@@ -74,7 +74,7 @@ def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
-    """Return the cohort, followed in random order by the devices that it does not contain yet."""
+    """Return a cohort with new devices appended in random order. Devices in the cohort are not repeated."""
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
 
