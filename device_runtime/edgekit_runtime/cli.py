@@ -39,7 +39,7 @@ _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. If threads are still running, end the process with that code.
+    """Run one command and return its exit code, or end the process with it if threads are still running.
 
     `argv` are the arguments after the program's name, by default those of the process.
     """

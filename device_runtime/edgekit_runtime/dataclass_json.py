@@ -298,7 +298,7 @@ def _find_fault(
 
 @functools.lru_cache(1024)  # a document may have any names
 def range_of_unit(name: str) -> Range:
-    """Return the default range of a number for the unit in its name, or 0 to 2^31 - 1 without a unit."""
+    """Return the default range for the unit at the end of `name`, or 0 to 2^31 - 1 without a unit."""
     return next((bounds for unit, bounds in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)
 
 

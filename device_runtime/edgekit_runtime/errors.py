@@ -196,7 +196,7 @@ class BenchError(EdgekitError):
 
 
 class BenchUnavailableError(BenchError):
-    """A bench cannot be used here now, for example without root or with an unreachable device."""
+    """A bench cannot be used now, for example because it requires root or its device is unreachable."""
 
 
 class ProvisioningError(EdgekitError):

@@ -148,7 +148,7 @@ class Agent:
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until a new certificate or a new fleet requires a new connection.
 
-        At the end, the agent publishes its last will, because the broker does so only after a lost
+        At the end, the agent publishes its last will, which the broker would publish only after a lost
         connection.
 
         Returns:

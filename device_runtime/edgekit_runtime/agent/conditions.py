@@ -142,7 +142,7 @@ def _find_shortage(
 
 
 def has_power(conditions: DeviceConditions) -> bool:
-    """Return True without a battery, or if the battery is charging or holds at least `MIN_BATTERY`."""
+    """Return whether the device has no battery, is charging, or has a charge of at least `MIN_BATTERY`."""
     battery = conditions.battery
     return battery is None or battery >= MIN_BATTERY or conditions.is_charging
 

@@ -71,7 +71,7 @@ class DesiredModel:
 
     Attributes:
         model: name of the model.
-        version, manifest_sha256: the desired package. The digest decides whether it is installed.
+        version, manifest_sha256: version of the desired package, and digest of its manifest.
         path: path of the package in the TUF repository.
         size_bytes, sha256: size and digest of the package file.
         execution: unique name of this update attempt. A device never repeats an attempt with the same name.
@@ -180,7 +180,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Progress of one execution on the device.
+    """Progress of one update attempt on the device.
 
     Attributes:
         execution, model, version: the same fields as in `DesiredModel`.
@@ -289,8 +289,7 @@ class ReportedSamples:
         triggers: a dict from each kind of trigger to the number of samples that it chose since the service
             started.
         waiting, waiting_bytes: number and size of the samples that are stored on the device and not yet sent.
-        dropped: number of chosen samples that were not stored, because of their size or number or a full
-            disk.
+        dropped: number of chosen samples that were not stored, for example because the disk was full.
         error: which part of the order the device cannot carry out, or empty.
     """
 
@@ -502,7 +501,7 @@ class Enrolment:
         device: identifier of the device, which is the common name of its certificate and its user name at the
             broker.
         certificate: certificate of the device in PEM.
-        authority: certificate in PEM of the authority that signs for the device, broker and HTTPS server.
+        authority: PEM certificate of the authority that certifies the device, brokers and HTTPS server.
         brokers: addresses of the brokers as `HOST:PORT`, in the order in which to try them.
         web: `https://HOST:PORT` of the server for `/authority`, `/enrol` and `/renew`.
         artifacts: URL of the TUF repository, which contains `metadata/` and `targets/`.

@@ -8,7 +8,7 @@ For example:
     report                     {"month-mb": "", "power-w": "this device's owner has fixed it"}
     document of kind `logs`    the last log lines, without secrets, as the only answer to request r1
 
-No such field can name a file or a command.
+None of these fields can name a file or a command.
 """
 
 import base64
@@ -207,7 +207,7 @@ class DeviceLogs:
 def pack_lines(lines: Sequence[str], count: int) -> str:
     """Compress the last lines of the service and the agent with zlib, and encode them in base64.
 
-    At most 2 · `count` lines are packed, and fewer if the result would exceed 20,000 bytes.
+    The last 2 · `count` lines are packed, or fewer if the result would exceed 20,000 bytes.
     """
     recent = list(lines)[-2 * count :]
     while True:

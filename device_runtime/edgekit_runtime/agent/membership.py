@@ -133,8 +133,8 @@ class ResumingContext(ssl.SSLContext):
 
     The context uses the trusted time to check that certificates have not expired. A certificate of the
     fleet's authority that is not valid yet is accepted, because it means that this device's clock is behind.
-    With public authorities, OpenSSL also checks certificates by the clock, unless the clock is certainly
-    wrong.
+    If public authorities are trusted, OpenSSL also compares certificates with the clock, unless the clock is
+    certainly wrong.
 
     Attributes:
         trusted_time: see `TrustedTime`.

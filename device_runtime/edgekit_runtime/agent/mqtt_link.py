@@ -2,8 +2,8 @@
 
 paho-mqtt implements the protocol. Each connection uses a new client, so that paho-mqtt resends nothing. The
 outbox in this module stores the newest message of each kind and key until the broker acknowledges it. The
-thread waits with `selectors`, because paho's own loop uses `select`, which fails for file descriptors from
-1024.
+thread waits with `selectors`, because paho's own loop uses `select`, which fails for file descriptors
+above 1023.
 
 Source: MQTT 5.0 and MQTT 3.1.1 (OASIS).
 """

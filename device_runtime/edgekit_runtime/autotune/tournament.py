@@ -57,8 +57,8 @@ class Tournament:
     Attributes:
         entrants: entrants in the order of the package.
         winner: the entrant to use, or None if no entrant took part. It is the entrant with the fewest threads
-            among those within 2 % of the fastest. An entrant in `as_fast` that differs from it only by fewer
-            threads takes precedence.
+            among those within 2 % of the fastest. If an entrant in `as_fast` differs from it only by fewer
+            threads, that entrant wins.
         as_fast: names of the entrants that are at most 2 % slower than the fastest, or not significantly
             slower.
     """

@@ -51,8 +51,7 @@ def parse_head(data: bytes, max_body_bytes: int) -> ResponseHead:
     """Parse the head of a response.
 
     Raises:
-        ValueError: the response is not HTTP, or its body is longer than `max_body_bytes` or of unknown
-            length.
+        ValueError: the response is not HTTP, or the length of its body is unknown or over `max_body_bytes`.
     """
     lines = data.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
@@ -110,10 +109,10 @@ class Layout:
         ]
 
     def read(self, targets: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return a dict from output name to array for the response in the memory of the constructor.
+        """Return a dict from output name to array, read from the memory given to the constructor.
 
         Args:
-            targets: a dict from output name to the array in shared memory to return, or None.
+            targets: a dict from output name to the array that the service wrote to, or None.
         """
         arrays = {}
         for name, shape, view in self._outputs:

@@ -55,8 +55,8 @@ def split(total: int) -> Iterator[tuple[int, list[slice]]]:
     """Split `total` symbols into chunks.
 
     Yields:
-        The number of symbols in the chunk, and slices of its steps. In a step, each lane decodes one symbol.
-            The tables are rebuilt after each slice.
+        The number of symbols in the chunk, and its steps as a list of slices. In a step, each lane decodes
+            one symbol. The tables are rebuilt after each slice.
     """
     lanes, done = count_lanes(total), 0
     for begin in range(0, total, CHUNK):

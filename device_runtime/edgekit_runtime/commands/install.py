@@ -43,7 +43,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Install the package. If it is the active version, make a running service switch to it."""
+    """Install the package. If it becomes the active version, make a running service switch to it."""
     slots = open_slots(arguments)
     allowed = Permissions(
         pin=arguments.pin,

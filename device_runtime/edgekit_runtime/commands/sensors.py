@@ -44,7 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Read the sensors twice, or repeatedly until interrupted with `--watch`."""
+    """Read the sensors twice. With `--watch`, read them repeatedly until interrupted."""
     sensors = discover() if arguments.sysfs is None else discover(Sysfs(arguments.sysfs))
     sensors.read(time.monotonic())
     time.sleep(arguments.period)

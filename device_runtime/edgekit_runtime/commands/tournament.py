@@ -1,4 +1,4 @@
-"""`edgekit-device tournament PACKAGE`: a file, or an installed model."""
+"""`edgekit-device tournament PACKAGE`, for a package file or an installed model."""
 
 import argparse
 from collections.abc import Iterator

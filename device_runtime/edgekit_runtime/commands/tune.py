@@ -1,4 +1,4 @@
-"""`edgekit-device tune PACKAGE`: a file, or an installed model."""
+"""`edgekit-device tune PACKAGE`, for a package file or an installed model."""
 
 import argparse
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ class ClassReference(Record):
 
     Attributes:
         is_probabilities: True if the outputs are probabilities, False if they are logits.
-        confidence: share of the outputs in each of `CONFIDENCES` equal bins of the best class's probability.
+        confidence: histogram of the best class's probability, with `CONFIDENCES` equal bins, as shares.
         classes: share of the outputs in which each class is the best. Classes with the same number modulo
             `CLASSES` share a value.
 

@@ -145,7 +145,7 @@ class ClassSketch:
     Attributes:
         count: number of classes.
         is_probabilities: whether the outputs are probabilities, or None if this is not known yet.
-        confidence: number of outputs in each of `CONFIDENCES` equal bins of the best class's probability.
+        confidence: histogram of the best class's probability, with `CONFIDENCES` equal bins.
         classes: number of outputs in which each class is the best. Classes with the same number modulo
             `CLASSES` share a value.
         entropy: moments of the entropy of the outputs, divided by the largest possible entropy. A uniform
@@ -224,8 +224,8 @@ def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | N
     """Return the population stability index of counts compared with the shares of a reference.
 
     The index is 0 if the distributions are equal. As a rule of thumb, 0.1 is a moderate and 0.25 a
-    significant change. Chance alone gives about (b - 1) / n for n counts in b bins. The result is None
-    without counts.
+    significant change. Chance alone gives about (b - 1) / n for n values in b bins. The result is None
+    if all counts are 0.
 
     Source: B. Yurdakul, Statistical properties of population stability index (2018), sections 1 and 3.
     """

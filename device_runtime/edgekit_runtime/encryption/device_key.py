@@ -1,8 +1,8 @@
-"""The key of this device, for which content keys are wrapped: `device-key.json` in the folder of keys.
+"""The key of this device, stored in `device-key.json`. Content keys are wrapped for this key.
 
     {"format":1,"holder":"file","public":"BASE64 of an uncompressed point","stored":{...}}
 
-`holders` lists the possible holders of the private key. A new key uses the first holder that is available.
+A holder, such as a TPM, protects the private key. A new key uses the first available holder in `holders`.
 """
 
 import base64

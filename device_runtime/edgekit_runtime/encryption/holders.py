@@ -1,6 +1,6 @@
-"""The possible holders of the private key of this device, the most secure first.
+"""The possible holders of the private key of this device, such as a TPM. The most secure comes first.
 
-A holder stores its data as one JSON object in `device-key.json`. A new holder requires only a new record.
+A holder stores its data as one JSON object in `device-key.json`.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Reads the key that encrypts the device's key from the kernel's keyring.
+"""Reads a key from the kernel's keyring. This key encrypts the private key of the device.
 
-The key has the type `user`, 32 bytes and the name `edgekit:device`. It must be in a keyring of this process
+It has the type `user`, 32 bytes and the name `edgekit:device`. It must be in a keyring of this process
 or of its user. A restart empties the keyrings, so the key must be loaded at each boot. The owner decides how
 to load it, for example from an initramfs or a network. The security of this holder depends on that choice.
 

@@ -133,8 +133,8 @@ def choose(
         current: the previous decision, or None.
         preference: what to optimise, by default the objective of the table.
         usable: names of the plans whose server part answers correctly, or None for all.
-        server_load: load of the server as a share of its capacity. From `LOADED` on, the model runs on the
-            device.
+        server_load: load of the server as a share of its capacity. If it is at least `LOADED`, the model
+            runs on the device.
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)

@@ -38,8 +38,8 @@ class CutTable:
             every plan must have `device_j`.
 
     Raises:
-        ValueError: there are no plans, too many plans, or two plans with the same name, or a field is missing
-            that the objective or `radio_w` needs.
+        ValueError: there are no plans, too many plans, or two plans with the same name, or a field that the
+            objective or `radio_w` requires is missing.
     """
 
     plans: tuple[OffloadPlan, ...]

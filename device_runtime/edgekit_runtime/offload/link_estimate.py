@@ -39,8 +39,8 @@ class Exchange:
         upload_bytes, download_bytes: size of request and reply on the link, see `wire_bytes`. For an
             unfinished request, only acknowledged bytes count.
         elapsed_s: time from the first byte sent to the last byte received.
-        server_s: the server's own time.
-        window_bytes: TCP's send window afterwards, or None without TCP.
+        server_s: processing time on the server.
+        window_bytes: TCP's send window after the exchange, or None.
         rest_bytes: number of bytes of the reply that came after the first read.
         rest_s: time from the first read to the last read.
         acked_s: time until all sent bytes were acknowledged, as measured by the kernel, or None.
@@ -163,7 +163,7 @@ class LinkEstimate:
         return LinkState(rate, down, rtt_s)
 
     def is_warm(self, now_s: float) -> bool:
-        """Return whether the link was used within the last 0.3 s, so that TCP still has its window."""
+        """Return whether the link was used within the last 0.3 s. TCP then still has its large window."""
         return now_s - self._used_s < _IDLE_S
 
     def _note_least(self, bits_per_s: float) -> None:

@@ -27,8 +27,8 @@ class OffloadOptions:
         prefer: `latency` or `energy`, or None for the package's objective.
         deadline_s: limit of the latency for the objectives energy and capacity, or None for the package's
             limit.
-        hedge_share: maximum time of hedges (local runs that begin because a reply is late) as a share of the
-            time of requests on this device. Four hedges are always allowed.
+        hedge_share: maximum time of hedges on this device, as a share of the time of its requests. A hedge is
+            a local run that begins because a reply is late. Four hedges are always allowed.
         timeout_s: time limit of a request if the model cannot run on this device, or if a plan is requested
             by name.
         probe_bytes_per_hour: maximum number of bytes per hour that probes send over a metered link, or None.

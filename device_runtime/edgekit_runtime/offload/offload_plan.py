@@ -18,7 +18,7 @@ _Value: TypeAlias = Annotated[float, Range(-1e39, 1e39)]  # a float32
 
 @dataclass(frozen=True, slots=True)
 class PlanCosts:
-    """Costs of one request with a plan, without the link, for one row on machines without other load.
+    """Costs of a plan for a request of one row, without the link. The machines have no other load.
 
     Attributes:
         device_s: time on the device to run kernels and to encode and decode tensors.

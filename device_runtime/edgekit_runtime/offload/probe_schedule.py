@@ -202,8 +202,8 @@ class HedgePolicy:
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
         """Return the delay in seconds between sending a request and starting a local run if no reply arrives.
 
-        A failed request therefore takes at most about 1.3 times as long as a local run, unless normal replies
-        are slower than that.
+        A failed request then takes at most about 1.3 times as long as a local run, unless normal replies are
+        slower.
 
         Args:
             expected_s: The predicted time from sending to reply.

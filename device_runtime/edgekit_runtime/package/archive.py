@@ -45,7 +45,7 @@ _ReadEnvelope: TypeAlias = Callable[[bytes, str], tuple[Statement, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Size limits for reading a package. Each size is checked before the content is read."""
+    """Limits for reading a package: sizes in bytes, and the number of files in it."""
 
     max_package_bytes: int = 2 << 30
     max_manifest_bytes: int = 1 << 20

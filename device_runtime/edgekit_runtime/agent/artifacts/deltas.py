@@ -53,7 +53,7 @@ class RunKind:
         has_base: whether the run is computed from bytes of the base.
         has_channels: whether the delta has a multiplier for each channel of the run.
         has_step: whether the delta has a step, a zero point or a seed for the run.
-        is_float: whether the words are floats with the sign in the lowest bit. Other words are folded.
+        is_float: True for floats with the sign in the lowest bit, False for folded words, see `unfold`.
         residual_width: size of a word's residual in bytes. The value -1 means `width`.
     """
 
@@ -143,7 +143,7 @@ def list_lzma_filters(model: int) -> list[dict[str, Any]]:
 
 
 def read_words() -> bytes:
-    """Return texts that most packages contain, as raw LZMA data. A `WORDS_MODEL` stream is read after it."""
+    """Return raw LZMA data with texts that most packages contain. A `WORDS_MODEL` stream continues it."""
     return files(__package__).joinpath("words.lzma").read_bytes()
 
 
@@ -438,8 +438,8 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
     """Multiply numbers by one factor, for example to compute the scales of a bias from those of the weights.
 
     Args:
-        factors: the bytes of the numbers, float32 [n].
-        bits: the bits of the float32 factor as an integer.
+        factors: the numbers to multiply, as the bytes of float32 [n].
+        bits: the float32 factor as a 32-bit integer.
 
     Returns:
         uint8 [4 n], the products as float32 [n]. They are computed in double precision.

@@ -92,8 +92,7 @@ class RepositoryClient:
         Args:
             path: path of the file, `CLASS/NAME`.
             target: device class of this device. Files of other classes are not returned.
-            known_time_s: a time in the past, in seconds since 1970. It is used if the clock shows an
-                earlier time.
+            known_time_s: lower bound of the current time, in seconds since 1970.
             count: called with the number of bytes received.
 
         Raises:

@@ -134,7 +134,7 @@ class BundleLink:
 
     Attributes:
         received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
-        report: the last report that follows the bundle's document or a newer one, or None.
+        report: the last report about the bundle's document or a newer document, or None.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:

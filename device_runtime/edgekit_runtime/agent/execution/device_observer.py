@@ -51,9 +51,9 @@ class DeviceObserver:
 
         Args:
             now_s: time of the monotonic clock.
-            is_step_running: whether a step is running. If not, the service is also asked after each
-                change of the slots.
-            is_under_way: whether an execution is under way. If so, the service is asked every second,
+            is_step_running: whether a step is running. If not, each change of the slots causes an
+                additional request to the service.
+            is_under_way: whether an update is under way. If so, the service is asked every second,
                 otherwise every 3 s.
         """
         fingerprint = dict(self._installer.fingerprint())

@@ -60,7 +60,7 @@ class Installer:
 
         Raises:
             PackageError: the package is damaged, signed by an unknown key, or encrypted for other devices.
-            SlotError: the slots refuse or cannot write the package, or it is not `desired_model`.
+            SlotError: the slots refuse or cannot write the package, or it differs from `desired_model`.
             OutputError: the content key cannot be written.
             BackendError: no engine on this device runs the package, or its self-test failed.
         """

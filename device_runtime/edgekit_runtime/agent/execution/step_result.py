@@ -23,7 +23,7 @@ class StepOrder:
     Attributes:
         step: the step that `reconcile` returned.
         most_bytes: maximum number of bytes that a download receives or an upload sends, or None.
-        known_time_s: a time in the past, in seconds since 1970. It is used if the clock is behind.
+        known_time_s: lower bound of the current time, in seconds since 1970.
         bytes_per_s: maximum rate in bytes per second, or None.
         held_orders: ids of the orders whose samples must not be sent yet.
     """
@@ -83,7 +83,7 @@ class StepCarrier(Protocol):
 
         Args:
             order: the step and its limits.
-            stop: event that stops the step. A separate process stops only during a download.
+            stop: event that tells the step to stop. Some steps run to their end.
             note: called with the kind and text of an event that must be reported at once.
             count: called with the number of received or sent bytes.
         """

@@ -89,7 +89,7 @@ class StepRunner:
         """Return the number of bytes transferred since the last call.
 
         Returns:
-            The name of their execution or '', the number of bytes, and the size of the partial file.
+            The name of the execution or '', the number of bytes, and the size of the partial file.
         """
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0

@@ -82,8 +82,8 @@ class Job:
     Attributes:
         kind: `profile` measures the kernels of one graph. `time` measures whole runs of the graphs in turn,
             with pauses. `batch` measures consecutive runs of the graphs in turn, without pauses.
-        seconds: approximate limit of the total time of the runs at the usual processor speed. Only these runs
-            count. All runs together take at most three times as long.
+        seconds: approximate time limit. Only runs at the usual processor speed count towards it. All runs
+            together take at most three times as long.
         engine: engine that runs the graphs. Jobs of the kind `batch` may use LiteRT for `.tflite` files.
             Their graphs have no options, inputs or weights, and run in the same sessions as packages.
         quota: processor time that the sender grants, in cores, or None for the limit of the system.

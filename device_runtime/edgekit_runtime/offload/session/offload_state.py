@@ -144,7 +144,7 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Choose between the local plan and the server plans in `names`, for one request.
+        """Choose between the local plan and the server plans in `names`, for a request with `rows` rows.
 
         Returns None if there is neither a local plan nor one of these server plans.
         """
@@ -314,7 +314,7 @@ class OffloadState:
             plan: The plan, with the costs of this request.
             reply: The reply or the error.
             is_late: Whether a local run started before the reply arrived.
-            is_golden: Whether the request held golden inputs, which do not reset the back-off of the plan.
+            is_golden: Whether the request held golden inputs. If so, it does not reset the plan's back-off.
         """
         now_s, error, runner = time.monotonic(), reply.error, self.runners[plan.name]
         if reply.outputs is not None:

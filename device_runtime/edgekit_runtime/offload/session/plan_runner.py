@@ -60,7 +60,7 @@ class PlanRunner:
     def carries(self, inputs: Mapping[str, Array]) -> bool:
         """Return whether the plan computes the same outputs as the whole model for these inputs.
 
-        The result is False if an input has NaN, infinity or a value that its 8-bit codes cannot represent.
+        The result is False if an input has NaN, infinity or a value that the plan cannot encode in 8 bits.
         """
         return all(map(_is_finite, inputs.values())) and all(
             _fits(inputs[name], codes) for name, codes in self.plan.codes.items()

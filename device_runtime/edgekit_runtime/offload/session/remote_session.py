@@ -56,7 +56,7 @@ class _Hedge:
 class RemoteSession:
     """Runs a model on the device, on a server or divided between both, according to its cut table.
 
-    `has_fixed_work` is always False, since a run may wait for a server.
+    `has_fixed_work` is always False, since the duration of a run may depend on the server.
 
     Attributes:
         local: The session that runs the whole model on the device, or None if the device cannot run it.
