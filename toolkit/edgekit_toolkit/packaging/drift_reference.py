@@ -66,7 +66,9 @@ class _Values:
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` for the manifest, or None if there are no user samples or usable tensors.
+    """Return the statistics for `figures.reference` in the manifest.
+
+    Return None if the samples are generated, or if no tensor has finite numeric values up to 1e18.
 
     Args:
         model: The float model. It runs on one thread, so that the result is reproducible.

@@ -1,4 +1,4 @@
-"""Evidence is a signed statement about a file. It contains figures that vary, such as latency."""
+"""Evidence is a signed statement about a file, with figures that vary from run to run, such as latency."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -41,7 +41,7 @@ def open_conditions(model: Model) -> Conditions:
 def find_untested(model: Model, first: Feeds, seeds: Iterable[int]) -> list[str]:
     """Return warnings about `If` branches that no golden row takes, and about nested `If` nodes.
 
-    `first` contains the inputs of the first golden row. `seeds` are the seeds of the further golden rows.
+    `first` contains the inputs of the first golden row. `seeds` are the seeds of the additional golden rows.
     """
     read = open_conditions(model)
     conditions = [read(first), *(read(resample(first, seed)) for seed in seeds)]

@@ -50,7 +50,7 @@ Outputs = Sequence[NDArray[Any]]
 
 
 def count_rows(macs: float, cheap_row_macs: float = _CHEAP_ROW_MACS) -> int:
-    """Return the number of further golden rows, which is smaller for slow models.
+    """Return the number of additional golden rows, which is smaller for slow models.
 
     Args:
         macs: The number of multiply-accumulates of one inference.

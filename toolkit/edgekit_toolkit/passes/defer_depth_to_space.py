@@ -2,7 +2,7 @@
 
 DepthToSpace only reorders values. So element-wise operators and 1x1 convolutions can run before it. For
 example, a decoder has two transposed convolutions and a Relu between them. After this pass, the decoder ends
-with one DepthToSpace of few channels, and the Relu follows its convolution directly.
+with one DepthToSpace of few channels, and the Relu directly follows the first convolution.
 
 Only the CRD mode is supported, which `conv_transpose_to_depth` uses. In this mode, input channel (c * block +
 row) * block + column becomes the pixel (row, column) of each block in output channel c.

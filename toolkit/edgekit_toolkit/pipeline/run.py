@@ -110,7 +110,8 @@ class Run:
         slower_than: A description of a float model that is faster on this machine but exceeds a limit, or an
             empty string.
         variants: The further variants of the package.
-        whole: The chosen candidate with its further variants or its new version, or None if it is unchanged.
+        whole: The chosen candidate after its variants were added or its version was changed. None if neither
+            happened.
     """
 
     request: Request

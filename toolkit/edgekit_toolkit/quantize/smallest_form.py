@@ -1,4 +1,4 @@
-"""A lower bound on the size of all forms of a model, before any form is built."""
+"""Computes a lower bound on the sizes of all forms of a model, without building any form."""
 
 import math
 from collections.abc import Mapping

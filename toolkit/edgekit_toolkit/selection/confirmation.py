@@ -67,7 +67,7 @@ class HeldDrop:
     def samples_needed(self, limit_points: float) -> int | None:
         """Return roughly how many samples would show that the drop is within a limit.
 
-        Return None if this number is too large.
+        Return None if the drop is not below the limit, or if more than 10 million samples would be needed.
         """
         count = self.drop.samples_for(limit_points, self.confidence)
         return None if count is None else max(LEAST_TO_HOLD_BACK, math.ceil(count / CONFIRMATION_SHARE))
