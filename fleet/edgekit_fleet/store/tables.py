@@ -51,9 +51,9 @@ class Table(DeclarativeBase):
 
 
 def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
-    """Return an object of the class `kind`, with field values from the columns with the same names.
+    """Return an object of the class `kind`, whose fields have the values of the columns with the same names.
 
-    `others` are the values of the other fields.
+    `others` contains the values of all remaining fields by name.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     columns = set(row.__table__.columns.keys())
@@ -86,7 +86,7 @@ class DeviceRow(Table):
         because: A sentence that explains the status.
         facts: The facts in its last report.
         reported: Its last report as plain values, or None.
-        desired_held: The `$version` of the desired document that the device last reported.
+        desired_held: The `$version` of the desired document that the device has, as it last reported.
         sequence, hello_sequence, event_sequence: The sequence numbers of its last report, hello and event.
             They are separate because a retained report may arrive after a newer event.
         is_online: Whether the device is connected, according to its hello or last will.
@@ -197,8 +197,8 @@ class DesiredRow(Table):
         content_sha256: The SHA-256 of its models and streams, to detect changes.
         envelope: The signed envelope as it is published.
         key_id: The id of the manager's key that signed it.
-        issued_at, expires_at: The start and end of its validity. A document with a `notice` expires earlier,
-            because the notice is removed after a day.
+        issued_at, expires_at: When the document was signed, and when it expires. A document with a `notice`
+            may expire earlier than others.
         is_due: Whether the document must be written again, because its content may have changed.
     """
 
@@ -260,8 +260,9 @@ class ReleasePackageRow(Table):
         version: The version of the package.
         manifest_sha256: The SHA-256 of its manifest.
         path, size_bytes, sha256: The path, size and SHA-256 of its file in the TUF repository.
-        needs: A dict with the requirements `engines` and `memory_bytes` of the package, its gate limit
-            `min_agreement`, and its `score` from packaging.
+        needs: A dict with the requirements `engines` and `memory_bytes`. It may also contain
+            `min_agreement`, the minimum agreement with the previous version, and `score`, the score that was
+            measured when the package was made.
         deltas: The `DeltaOffer`s as plain values.
         key_id: The id of the content key that encrypts the file and its deltas, see `ContentKeyRow`. It is
             empty for an unencrypted package.
@@ -384,7 +385,7 @@ class ExecutionRow(Table):
 
 
 class FigureRow(Table):
-    """The last figures that a device reported in an hour for one version of a model.
+    """The last figures of one hour that a device reported for one version of a model.
 
     Attributes:
         hour: The number of the hour since 1970, by the manager's clock.
@@ -537,9 +538,9 @@ class FailureRow(Table):
 
     Attributes:
         key_sha256: The SHA-256 of the address or name.
-        begun_at: The time after which one failure is forgiven every `60 / limit` seconds, where `limit` is
-            the allowed number of failures in a minute.
-        count: The number of failed attempts.
+        begun_at: The time from which failures expire. One failure expires every `60 / limit` seconds, where
+            `limit` is the allowed number of failures in a minute.
+        count: The number of failed attempts, without those that expired before `begun_at`.
     """
 
     __tablename__ = "failures"
@@ -633,7 +634,7 @@ class SavedQueryRow(Table):
 
 
 class SavedWindowRow(Table):
-    """A named time window in which devices may switch, for all users.
+    """A named time window in which devices may switch to a new version. All users can use it.
 
     Attributes:
         window: See `RolloutSettings`.
@@ -648,7 +649,7 @@ class SavedWindowRow(Table):
 
 
 class SampleSettingRow(Table):
-    """The setting for samples from the field. There is no row until the setting is first changed.
+    """The settings for collecting samples from devices. There is no row until they are first changed.
 
     Attributes:
         number: Always 1.

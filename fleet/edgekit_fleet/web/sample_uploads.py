@@ -55,8 +55,8 @@ class UploadLimits:
     """Limits for uploads from devices.
 
     Attributes:
-        requests: The maximum number of requests of a device in a minute. More than twice this number raises
-            an alarm, because a real agent waits for a minute after a refusal.
+        requests: The maximum number of requests of a device in a minute. Further requests are refused. More
+            than twice this number raises an alarm.
         uploads: The maximum number of simultaneous uploads of all devices.
         parts: The maximum number of incomplete samples of a device.
     """

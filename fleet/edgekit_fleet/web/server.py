@@ -60,9 +60,10 @@ class ConnectionLimits:
         window_s: The time in seconds over which the download rate of a client is measured. A slow client is
             disconnected.
         waiting: The maximum number of connections that wait to be accepted.
-        trim_connections: The number of closed connections after which freed memory is returned to the system.
-        settle_s: A connection counts for `trim_connections` when it is closed and again after this delay in
-            seconds, because some of its memory is freed late.
+        trim_connections: The number of closed connections after which the process returns unused memory to
+            the system.
+        settle_s: The delay in seconds after which a closed connection is counted a second time for
+            `trim_connections`, because some of its memory is freed late.
     """
 
     connections: int = 500
