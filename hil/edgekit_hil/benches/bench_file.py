@@ -60,8 +60,8 @@ class BenchFile:
 
     Attributes:
         settings: The section `edgekit:`.
-        identity: The network address and port of the device, or its serial port. If `keeps_state` is False,
-            it is the name of the bench. Files with the same identity share a lock.
+        identity: The text that identifies the device. It is the network address and port, the serial port,
+            or the name of the bench if `keeps_state` is False. Files with the same identity share a lock.
         keeps_state: Whether the device keeps the state of earlier runs. This is the case for devices that are
             reached over the network or a serial line, unless a driver in the file creates them.
     """

@@ -28,8 +28,8 @@ class SshBench:
 
     Attributes:
         address, port, user: The ssh login.
-        power: The labgrid resource and the labgrid driver of the power switch, each as a dict from class name
-            to arguments, or None.
+        power: The labgrid resource and the labgrid driver of the power switch, or None without a switch. Each
+            is a dict from class name to arguments.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""The device of a bench for tests, with a shell and files over any labgrid driver."""
+"""Runs commands and copies files on the device of a bench, with any labgrid driver."""
 
 import json
 import math
@@ -204,7 +204,7 @@ def _wait_for(pid: int) -> str:
 def describe(cause: BaseException) -> str:
     """Return a labgrid exception as one line, with the last line of output from the failed program.
 
-    Users and passwords in URLs are removed, because evidence contains the text.
+    User names and passwords in URLs are removed, because the text becomes part of evidence files.
     """
     inner = cause.__cause__
     printed = list(getattr(cause, "stdout", None) or ())

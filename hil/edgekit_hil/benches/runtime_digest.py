@@ -1,7 +1,7 @@
-"""Computes a digest of the runtime's source code. Run as a program, it also prints facts about a device.
+"""Computes a digest of the runtime's source code.
 
-The program imports nothing of edgekit before it has checked the digest, because the device may have another
-version.
+This module is also a program for devices, which prints the digest of the installed runtime. It also prints
+facts about the device if the digest equals the last argument, which means that the versions are the same.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The booted ARM64 machine: labgrid's QEMUDriver with copies of an image's disks."""
+"""A labgrid driver for the booted ARM64 machine, which runs in qemu on copies of an image's disks."""
 
 import contextlib
 import shutil
@@ -70,9 +70,9 @@ class BootedMachineDriver(QEMUDriver):
             super().on_deactivate()
 
     def get_qemu_base_args(self) -> list[str]:
-        """Return the qemu command line. labgrid adds the monitor and a second console.
+        """Return the qemu command line, to which labgrid adds the monitor and a second console.
 
-        The first console goes to a file, because qemu stops while nobody reads labgrid's console.
+        The first console writes to a file, because qemu waits while nobody reads from labgrid's console.
         """
         words = ["setpriv", "--pdeathsig", "KILL"]  # it ends with this process, however that ends
         words += [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]

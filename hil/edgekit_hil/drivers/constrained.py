@@ -105,7 +105,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
         return 1 / share
 
     def restore_link(self) -> None:
-        """Restore the link after `drop_link`, with the bandwidths and round-trip time of `board`."""
+        """Restore the link after `drop_link`, with the bandwidths and delay in `ConstrainedBoard`."""
         board = self.board
         self.testbed.set_link(up_mbit_s=board.up_mbit_s, down_mbit_s=board.down_mbit_s, rtt_ms=board.rtt_ms)
 

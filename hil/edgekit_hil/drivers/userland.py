@@ -56,7 +56,7 @@ def require_userland() -> None:
 @target_factory.reg_driver
 @attr.s(eq=False)
 class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
-    """Runs commands in the root of the newest image, and discards their changes on deactivation.
+    """Runs commands in the root folder of the newest image. Deactivation discards all changed files.
 
     Attributes:
         cpu: The name of the processor in qemu.

@@ -1,6 +1,6 @@
 """Debian packages for arm64, from the mirrors in this machine's apt configuration.
 
-apt uses separate folders, so no foreign architecture is added to this machine.
+apt runs with its own folders, so the apt configuration of this machine does not change.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A Debian root for arm64 in a folder, from unpacked packages without their maintainer scripts.
+"""Creates a Debian root folder for arm64. Packages are unpacked, but their maintainer scripts are not run.
 
 The scripts would take nearly half an hour on an emulated processor. `recipe.FILES` and `recipe.LINKS` replace
 them, and systemd creates the rest at the first boot.

@@ -36,7 +36,7 @@ class DevicePython:
 
     @property
     def is_supported(self) -> bool:
-        """Whether edgekit has wheels for this Python, and the user of the service may run it."""
+        """Whether edgekit has wheels for this Python, and the service may run this Python."""
         if self.path.startswith(_PRIVATE) or self.bits != 64:
             return False
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])

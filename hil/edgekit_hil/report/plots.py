@@ -33,7 +33,7 @@ def draw_curve(curve: Curve) -> Markup:
 def draw_predictions(figures: Sequence[Figure]) -> Markup:
     """Return a scatter plot with the measured values on the x axis and the predicted values on the y axis.
 
-    On the dashed line both are equal. Both axes are logarithmic.
+    Both axes are logarithmic. A dashed line shows where the two values are equal.
 
     Args:
         figures: At least one figure. All have the same unit, and their values and predictions are positive.
