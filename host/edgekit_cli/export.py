@@ -32,9 +32,9 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
 def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None, as_json: bool) -> None:
     """Verify PACKAGE, and write it for other tools.
 
-    onnx and tflite write its models. ort-model-package writes its ONNX models as variants. android writes a
-    folder for an app, with Kotlin code that prepares inputs and reads outputs. oci writes the package itself
-    as an artifact, and only this format keeps the signature.
+    onnx and tflite write the models in the package. ort-model-package writes the ONNX models as the variants
+    of one component. android writes a folder for an app, with Kotlin code that prepares inputs and reads
+    outputs. oci writes the package itself as an artifact, and only this format keeps the signature.
     """
     import json
 

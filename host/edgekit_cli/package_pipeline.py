@@ -42,12 +42,12 @@ def package_pipeline(
 ) -> Path:
     """Write the package of a pipeline to the folder of `--out`, print its contents, and return its path.
 
-    `package_model` packages a member that is given as a model file.
+    `package_model` is a function that packages a member which is given as a model file.
 
     Raises:
         click.UsageError: A required option is missing, or an option only applies to models.
         DataError: The file or a member cannot be used.
-        BudgetError: The whole pipeline exceeds a limit, or a figure for a limit is unknown.
+        BudgetError: The pipeline exceeds a limit, or a value that has a limit is unknown.
     """
     options = ctx.params
     _check_options(ctx)

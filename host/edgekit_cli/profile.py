@@ -72,13 +72,12 @@ def command(
 ) -> None:
     """Measure MACHINE and write a target with which `edgekit package` predicts latency and energy on it.
 
-    The command times small networks on the device. The profile can be used on any machine, where `edgekit
-    package` times the same networks and the model. A fit to these times gives a factor for each kind of
-    kernel: its time on the device divided by its time on the other machine. The uncertainty in reports is the
-    error on networks that were left out of the fit.
+    The command times small networks on the device. Later, `edgekit package` times the same networks and the
+    model on any machine. For each kind of kernel, it fits the ratio of the time on the device to the time on
+    that machine. The uncertainty in reports is the error on networks that were left out of the fit.
 
-    If the bench has a power meter for the whole device, the profile includes the power at rest and while the
-    networks run. The energy is this power times the predicted latency.
+    If the bench has a power meter for the whole device, the profile includes the power at rest and under
+    load. The predicted energy is the power under load times the predicted latency.
 
     `edgekit hil run` packages its models with the bench's profile, and shows the error of its predictions.
 
@@ -157,7 +156,7 @@ class MeasuredProfile:
         }
 
     def describe_power(self) -> str:
-        """Return a text with the power and its meter, or with the reason why the target's power is used."""
+        """Return a text with the measured power and its meter, or with the reason why there is none."""
         if self.power is None:
             return f"that of the target, not measured; {self.power_text}"
         return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"

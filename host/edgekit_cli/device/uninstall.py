@@ -21,7 +21,7 @@ from edgekit_cli.shared_options import as_json_option
 @ssh_config_option
 @as_json_option
 def command(*, host: str, purge: bool, ssh_config: Path | None, as_json: bool) -> None:
-    """Remove edgekit from a device. Models, keys and the fleet membership stay unless --purge."""
+    """Remove edgekit from a device. Models, keys and the fleet membership are kept unless --purge."""
     device = parse_host(host, ssh_config)
     from edgekit_hil.provisioning.install import uninstall
 

@@ -41,8 +41,8 @@ def restore(file: Path, *, database: str, path: Path | None, as_json: bool) -> N
 
     With --database a fleet moves from SQLite to PostgreSQL.
 
-    Devices that were updated after the backup keep their versions. The manager numbers its next documents
-    higher than the documents that devices have.
+    Devices that were updated after the backup keep their versions. They accept the documents of the restored
+    manager.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations import records

@@ -203,7 +203,7 @@ def why(name: str, *, path: Path | None, as_json: bool) -> None:
 @click.argument("selector", default="all")
 @folder_and_json_options
 def devices(selector: str, *, path: Path | None, as_json: bool) -> None:
-    """List the devices that match SELECTOR, such as "class=jetson and site=lyon", by default all."""
+    """List the devices that match SELECTOR, such as "class=jetson and site=lyon". The default is all."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
         from edgekit_fleet.api.endpoints.devices import ListDevices, list_devices

@@ -40,11 +40,11 @@ def folder_and_json_options(function: Command) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
-    """The server in the options of `edgekit fleet`.
+    """The options of `edgekit fleet` that select a server.
 
     Attributes:
-        url: The URL, or None if there is no server.
-        token_file: The path of a file with the token, or None for the environment variable.
+        url: The URL of the server, or None if the fleet is in a local folder.
+        token_file: The path of a file with the token, or None if `EDGEKIT_FLEET_TOKEN` contains it.
         authority: The PEM file of the authority that signed the server's certificate, or None for the
             authorities of the system.
         is_explicit: Whether the URL comes from the option `--server` and not from the environment variable.

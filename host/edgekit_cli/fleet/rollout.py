@@ -223,7 +223,7 @@ def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> 
 @command.command("list")
 @folder_and_json_options
 def list_command(path: Path | None, as_json: bool) -> None:
-    """List the rollouts, newest first."""
+    """List the rollouts of the fleet, newest first."""
     with connect(path) as fleet:
         from edgekit_fleet.api.client import list_all
         from edgekit_fleet.api.endpoints.releases import ListPage, list_rollouts

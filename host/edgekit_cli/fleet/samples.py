@@ -227,7 +227,7 @@ def delete(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Delete the samples IDS, or all samples that match every option. They cannot be restored."""
+    """Delete samples, selected by IDS, by options, or by both. Deleted samples cannot be restored."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.samples import delete_samples
         from edgekit_fleet.operations.samples import SampleChoice

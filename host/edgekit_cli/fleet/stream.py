@@ -67,7 +67,7 @@ def set_command(device: str, name: str, *, path: Path | None, as_json: bool, **s
 @click.argument("name")
 @folder_and_json_options
 def remove(device: str, name: str, path: Path | None, as_json: bool) -> None:
-    """Make DEVICE end the stream NAME."""
+    """Remove the stream NAME from DEVICE, and show the remaining streams of the device."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.devices import NamedStream, remove_stream
 

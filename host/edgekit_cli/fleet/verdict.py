@@ -68,7 +68,7 @@ def command(rollout: str, *, wait: bool, timeout_s: float, path: Path | None, as
 def evidence(
     rollout: str, *, statement: str | None, path: Path | None, as_json: bool, **figures: object
 ) -> None:
-    """Add evidence from an external judge to ROLLOUT, such as a business metric."""
+    """Add external evidence for a gate of ROLLOUT, such as the value of a business metric."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.verdicts import AddEvidence, add_evidence
 

@@ -1,4 +1,4 @@
-"""The device of a bench as a machine for measurements."""
+"""Finds the machine for a measurement, which may be the device of a bench."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class MeteredMachine:
 
 
 def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
-    """Return a context manager that yields a machine. For a bench, this is the device of the bench.
+    """Return a context manager that yields a machine, which may be the device of a bench.
 
     Args:
-        text: A text for `Machine.parse`, the path of an environment file, or the name of a bench.
+        text: A machine (see `Machine.parse`), the name of a bench, or the path of its environment file.
 
     Raises:
         CutError: `text` names neither a machine nor a bench.

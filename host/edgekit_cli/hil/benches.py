@@ -5,7 +5,7 @@ import click
 
 @click.command("benches")
 def command() -> None:
-    """List the benches that need no hardware, and which of them are in use or broken."""
+    """List the benches that need no hardware, and show which of them are in use or broken."""
     from edgekit_hil.benches.bench_file import list_shipped
     from edgekit_hil.benches.bench_lock import BenchLock
     from edgekit_host.terminal import open_console, print_section

@@ -65,9 +65,9 @@ def command(
 ) -> None:
     """Run the tests with pytest and labgrid.
 
-    A real device on the network is first measured as by `edgekit profile`, unless its profile is still valid
-    or its target prefers TensorRT. The times in the profile become part of the evidence, from which
-    `edgekit package` predicts the latency on such devices.
+    Before the tests, the command profiles a real device as `edgekit profile` does, unless its profile is
+    still valid or its target prefers TensorRT. The evidence includes the times in the profile, so that
+    `edgekit package` can predict latencies on such devices.
     """
     import pytest
 

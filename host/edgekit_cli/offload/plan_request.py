@@ -93,9 +93,10 @@ class PlanRequest:
             URL. `edge` and `edge_link` are None if there is no machine between device and server.
         access: The access to the server if `server` is a URL, or None.
         most_leakage_db: The maximum leakage (PSNR) of a candidate, or None for no limit.
-        max_loss: The maximum share of answers that a coding may make wrong, 0 to 1.
+        max_loss: The maximum share of answers that become wrong if the sent tensors are compressed, 0 to 1.
         classes: The names of outputs with class scores.
-        sample_rate_hz: The sample rate of audio, or None for the rate in the package, by default 16000.
+        sample_rate_hz: The sample rate of audio. None means the rate in the package, or 16000 if the package
+            has no rate.
         cascade: The small model that the device runs first, or None.
         agreement: The minimum share of answers in which a cascade agrees with the model, 0 to 1.
         seconds: How long to measure on each machine.

@@ -43,7 +43,7 @@ def read_named_model(path: Path) -> NamedModel:
     """Read an ONNX model, or the default model of a package with its session options.
 
     Raises:
-        ModelError: The file is not an ONNX model, or its external data are missing or do not fit.
+        ModelError: The file is not an ONNX model, or its external data are missing or invalid.
         PackageError: The package cannot be used. The subclass says why.
         CutError: The package does not run in onnxruntime.
     """

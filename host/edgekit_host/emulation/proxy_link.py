@@ -46,8 +46,8 @@ class SharedWire:
     async def send(self, size_bytes: int, *, was_waiting: bool) -> float:
         """Wait until the link has sent the bytes, and return their time of arrival by the monotonic clock.
 
-        `was_waiting` says whether the bytes were available before the call. In this case, they directly
-        follow the previous bytes, even if the call is slightly late.
+        `was_waiting` says whether the bytes were available before the call. If so, they are sent directly
+        after the previous bytes, even if the call is slightly late.
         """
         now = time.monotonic()
         is_late = was_waiting and now - self._free_at < _MOST_LATE_S

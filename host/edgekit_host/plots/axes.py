@@ -59,7 +59,7 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs. It includes all points, and also the limit unless that is far away.
+    """Return the axis for costs. It includes all points, and the limit unless the limit is far away.
 
     The axis is logarithmic if the largest cost is over 8 times the smallest.
     """

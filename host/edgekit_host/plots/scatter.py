@@ -33,8 +33,8 @@ class Mark:
 def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: str) -> Markup:
     """Return an SVG plot of cost (x, lower is better) against score (y, higher is better).
 
-    There is at least one mark. `cost` and `score` have one value for each mark. `key` is a unique prefix for
-    the ids in the SVG.
+    `marks` must not be empty. `cost` and `score` contain one value for each mark. `key` is a unique prefix
+    for the ids in the SVG.
     """
     frame = Frame(x=scale_axis(cost), y=focus_axis(score), left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM)
     points = [

@@ -1,8 +1,9 @@
 """Encodes packages for transfer to devices, as deltas from other packages or as independent files.
 
-Both describe a package as a sequence of byte ranges, most of which are tensors of the model. The differences
-between a tensor and its prediction are coded with `rans_encoder` or LZMA, whichever is estimated to be
-smaller. For small packages, the encoder tries three variants of this estimate and takes the smallest result.
+Both describe a package as a sequence of byte ranges, most of which are tensors of the model. A tensor can
+be predicted from the old package. The differences from this prediction are coded with `rans_encoder` or LZMA,
+whichever is estimated to be smaller. For small packages, the encoder tries three variants of this estimate
+and takes the smallest result.
 
 Source: docs/reference/fleet-deltas.md.
 """
@@ -116,7 +117,10 @@ def encode(base: bytes, package: bytes) -> bytes | None:
 
 
 def coded_size(package: bytes) -> int:
-    """Return the size of a device's first download. The package is encoded if that saves 20 %."""
+    """Return the number of bytes that a device without an old version downloads for a package.
+
+    The package is encoded for the download if this saves more than 20 %.
+    """
     coded_bytes = len(encode(b"", package) or package)
     return coded_bytes if coded_bytes < WORTH * len(package) else len(package)
 

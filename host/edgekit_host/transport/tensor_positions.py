@@ -39,7 +39,7 @@ class TensorPosition:
         width: The size of the words in which the encoder reads the tensor, 1, 2 or 4 bytes.
         shape: The shape of the tensor, or () if unknown.
         is_signed: True for int8, False for uint8, and None for other types.
-        scale: The name of the tensor with the float32 scales of these values, or "".
+        scale: The name of the tensor with the float32 scales of this tensor, or "" if it has none.
     """
 
     name: str
