@@ -117,7 +117,7 @@ def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
 
 
 def end_expired(session: Session, after: float, until: float) -> None:
-    """Revoke everything that was created with tokens which expired in an interval.
+    """Revoke everything that was created with the tokens that expired in an interval.
 
     The interval is from `after` (exclusive) to `until` (inclusive), in seconds since 1970.
     """

@@ -1,1 +1,1 @@
-"""Exports the tails of a package to Triton, Kubernetes, KServe, and replicas behind HAProxy."""
+"""Exports the server models of a package to Triton, Kubernetes, KServe, and replicas behind HAProxy."""

@@ -56,7 +56,7 @@ class Tail:
         return total
 
     def write(self, path: Path) -> None:
-        """Write the model to `path`. Weights above the limit of protobuf are written to a file beside it.
+        """Write the model to `path`. If it is too large for one file, its weights are written beside it.
 
         Raises:
             OutputError: A file cannot be written.
@@ -73,7 +73,7 @@ def find_tails(package: OpenedPackage) -> tuple[Tail, ...]:
 
     Raises:
         CutError: A plan needs a model that is not in the package or is not ONNX.
-        BackendError: A tail does not run here.
+        BackendError: A tail does not run on this machine.
     """
     whole = package.manifest
     table = read_cut_table(package)

@@ -205,7 +205,8 @@ class Nodes:
         return self.add("Cast", [tensor], output, to=to)
 
     def round(self, tensor: str) -> str:
-        """Add rounding to the nearest integer, with halves rounded up. `Round` is not in opsets below 11."""
+        """Add nodes that round to the nearest integer, with halves rounded up."""
+        # `Round` needs opset 11.
         return self.add("Floor", [self.add("Add", [tensor, self.constant(0.5)])])
 
 

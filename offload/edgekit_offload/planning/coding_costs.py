@@ -49,9 +49,9 @@ class AnswerChange:
 
     Attributes:
         changed: The fraction of the answers whose class changed.
-        loss: The estimated fraction of the answers that become wrong. Each changed answer counts as the
-            model's probability of the original class minus that of the new class, so a change between almost
-            equal classes counts little. The probabilities must be calibrated.
+        loss: The estimated fraction of the answers that become wrong. A changed answer is weighted with the
+            model's probability of the original class minus that of the new class. The probabilities must be
+            calibrated.
         loss_error: The standard error of `loss`, or 0 for one sample.
     """
 

@@ -44,8 +44,8 @@ class Leakage:
     Attributes:
         lower_bound_db: The PSNR of the reconstructed inputs, at most `MAX_DB`. Other attackers may reach
             more.
-        mean_db: The PSNR of the mean input, which requires no sent tensor. If both are equal, the attack
-            failed.
+        mean_db: The PSNR of the mean input, which an attacker can use without sent tensors. If
+            `lower_bound_db` is not higher, the attack failed.
         known_samples: The number of inputs that the attacker knew. The bound increases with it.
         held_out_samples: The number of inputs that were reconstructed.
     """

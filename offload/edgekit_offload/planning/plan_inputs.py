@@ -56,7 +56,7 @@ class PlanInputs:
         latency_limit_s: The latency limit. It applies to 99 % of the requests for the objective `capacity`,
             and to the predicted latency for `energy`.
         requests_per_s: The request rate of one device, for the objective `capacity`.
-        keep_on_device: The names of tensors that must stay on the device, or `input`.
+        keep_on_device: The names of tensors that must stay on the device. `input` stands for all inputs.
         edge: The profile of an edge machine between device and server, if there are three tiers. The device
             then sends to this machine.
         measure: Extracts and measures candidates. If it is None, the costs are sums over kernels.

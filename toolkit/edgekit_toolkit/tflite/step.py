@@ -26,7 +26,7 @@ class Step(NodeFacts):
     # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
-        """Return the position of an ONNX axis in the stored tensor. Negative axes count from the end."""
+        """Return the position of an ONNX axis in the node's layout. Negative axes count from the end."""
         rank = sum(1 for axis in self.form if axis >= 0)
         return self.form.index(axis % rank)
 
@@ -37,7 +37,7 @@ class Step(NodeFacts):
     # Reading and writing tensors.
 
     def read(self, number: int, form: Form | None = None) -> Tensor:
-        """Return input `number` as a tensor in `form`, by default in the form of the node's rule."""
+        """Return input `number` as a tensor in the layout `form`, by default that of the node's layout rule."""
         return self._values.read(self.node.input(number), self._reads[number] if form is None else form)
 
     def emit(

@@ -68,7 +68,7 @@ class TfliteSummary:
         subgraphs: The number of sub-graphs. If it is above one, there is control flow or several signatures.
         tensors: The number of tensors in all sub-graphs, including constants.
         weight_bytes: The size of all constants.
-        layers: How each operator with weights is stored, by the name of its first output, in order.
+        layers: A dict from the first output of each operator with weights to its weight type and size.
         integer_operators: The number of operators that compute with 8- or 16-bit codes.
         description: The description that the converter wrote to the file, possibly empty.
     """
@@ -110,7 +110,7 @@ def summarise(model: Model) -> TfliteSummary:
 
 
 def stored_layers(model: Model) -> dict[str, StoredLayer]:
-    """Return the weight type and size of each operator with weights, by the name of its first output."""
+    """Return a dict from the first output of each operator with weights to its weight type and size."""
     layers = {}
     for graph, _, operator in operators(model):
         name = operator_name(model, operator)

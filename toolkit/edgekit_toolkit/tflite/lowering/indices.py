@@ -1,4 +1,4 @@
-"""Replaces indexing of single elements by a gather or scatter over a list of rows."""
+"""Replaces GatherElements, ScatterElements and GatherND by a gather or scatter of rows."""
 
 import math
 from collections.abc import Sequence

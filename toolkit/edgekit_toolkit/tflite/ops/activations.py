@@ -12,7 +12,7 @@ from edgekit_toolkit.tflite.step import Step
 
 @writes("Clip", rule=elementwise)
 def write_clip(step: Step) -> None:
-    """Write RELU6, RELU or RELU_N1_TO_1 if one has the limits of the Clip, else MAXIMUM and MINIMUM."""
+    """Write MAXIMUM and MINIMUM, or a ReLU operator if it has the same limits as the Clip."""
     limits = clip_limits(step)
     tensor = step.read(0)
     if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:

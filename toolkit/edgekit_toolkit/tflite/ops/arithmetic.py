@@ -32,7 +32,7 @@ def write_variadic(step: Step) -> None:
 
 @writes("Pow", rule=elementwise)
 def write_pow(step: Step) -> None:
-    """Write products, SQRT or DIV for the exponents 1, 2, 3, 0.5 and -1, else POW."""
+    """Write POW. For the exponents -1, 0.5, 1, 2 and 3, simpler operators such as MUL are written."""
     exponent = step.value(1)
     tensor = step.read(0)
     if tensor.dtype == np.int32 and step.dtype(1) == np.int32:

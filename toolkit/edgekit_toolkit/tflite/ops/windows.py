@@ -45,7 +45,7 @@ class Windows:
 
     @property
     def padding(self) -> str | None:
-        """`SAME` or `VALID` if this TFLite option equals `pads`, or None if the input must be padded."""
+        """The TFLite option `SAME` or `VALID` that equals `pads`, or None if neither does."""
         if not any(before or after for before, after in self.pads):
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
