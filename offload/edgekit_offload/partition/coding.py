@@ -1,6 +1,6 @@
 """Codings for sending tensors. Heads end with nodes that encode, and tails start with nodes that decode.
 
-Codes keep the batch axis 0, so that a server can batch requests of several devices. The nodes use only
+Axis 0 of the codes is the batch, so that a server can batch requests of several devices. The nodes use only
 operators that onnxruntime 1.20 supports on the CPU. Where possible, these operators are the same in all
 opsets.
 """

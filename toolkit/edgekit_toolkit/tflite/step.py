@@ -37,7 +37,7 @@ class Step(NodeFacts):
     # Reading and writing tensors.
 
     def read(self, number: int, form: Form | None = None) -> Tensor:
-        """Return input `number` as a tensor in the layout `form`, by default that of the node's layout rule."""
+        """Return input `number` as a tensor in the layout `form`, by default in the node's layout."""
         return self._values.read(self.node.input(number), self._reads[number] if form is None else form)
 
     def emit(
