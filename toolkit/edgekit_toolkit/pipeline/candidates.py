@@ -206,7 +206,8 @@ def find_candidates(
         dims: The sizes of the free dimensions.
         progress: Called with the current step, the number of finished parts and the total number of parts.
         like: The only form to build besides the float model, or None to search. Two models of this form are
-            built. The weights of the first are close to those of `like.earlier`, which is an earlier model.
+            built. The first has weights close to those of the earlier model `like.earlier`. The second has
+            ordinary weights.
         group: The number of samples in each feed of `calibration`.
         prunable: The float model whose channels may be pruned later, or None.
 

@@ -74,7 +74,10 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def byte_unit(value: float) -> tuple[float, str]:
-    """Return the size in bytes and the name of a unit for `value` bytes, such as (1000.0, "kB")."""
+    """Return the size in bytes and the name of the decimal unit for a size, such as (1000.0, "kB").
+
+    `value` is the size in bytes.
+    """
     index = 0
     # 999.5 would be rounded to 1,000 of the smaller unit.
     while abs(value) >= 999.5 * 1000**index and index < len(_BYTE_UNITS) - 1:

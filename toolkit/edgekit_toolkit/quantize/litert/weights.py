@@ -51,8 +51,8 @@ def weight_bounds(
 ) -> dict[str, NDArray[np.float32]]:
     """Return a dict from the names of weights to the magnitudes that the largest code must represent.
 
-    The result only contains weights with at least one magnitude above the largest magnitude of their values.
-    Such a magnitude is needed if the bias would overflow, or if the scale would be smaller than in `scales`.
+    Weights whose own largest magnitudes are sufficient are not in the result. A larger magnitude is needed if
+    the bias would overflow, or if the scale would be smaller than in `scales`.
 
     Args:
         model: A float model from `prepare.prepare`.

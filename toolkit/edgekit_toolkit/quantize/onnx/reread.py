@@ -1,4 +1,4 @@
-"""Replaces an operator by another scale and zero point, with which its input codes represent its results.
+"""Replaces an operator by a new scale and zero point, so that the codes of its input represent its output.
 
 If necessary, the scale of the codes is increased to make the result exact. It is increased by up to 1/8 so
 that a shift is a whole number of steps, or by up to 1/4 to cover the sloped part of a hard sigmoid.
