@@ -86,7 +86,7 @@ class DeviceRow(Table):
         because: A sentence that explains the status.
         facts: The facts in its last report.
         reported: Its last report as plain values, or None.
-        desired_held: The `$version` of the desired document that the device has, as it last reported.
+        desired_held: The `$version` of the desired document that the device has, according to the device.
         sequence, hello_sequence, event_sequence: The sequence numbers of its last report, hello and event.
             They are separate because a retained report may arrive after a newer event.
         is_online: Whether the device is connected, according to its hello or last will.
@@ -385,7 +385,7 @@ class ExecutionRow(Table):
 
 
 class FigureRow(Table):
-    """The last figures of one hour that a device reported for one version of a model.
+    """The figures of a device for a model version in one hour. Only the last report of the hour is kept.
 
     Attributes:
         hour: The number of the hour since 1970, by the manager's clock.

@@ -28,9 +28,9 @@ def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, 
     """Replace the keys of each ROLE: manager, root, targets, snapshot, timestamp or class-CLASS.
 
     Devices accept the new keys automatically. If the manager's key is replaced, a running manager signs all
-    documents for devices again. Without ROLE, the command replaces no key. It only
-    signs the root again, which is then valid for two years. The fleet may be running. After an interruption,
-    run the command again.
+    documents for devices again. Without ROLE, the command replaces no key. It only signs the root
+    again, which is then valid for two years. The fleet may be running. After an interruption, run the command
+    again.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases
