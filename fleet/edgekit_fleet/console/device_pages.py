@@ -140,7 +140,7 @@ def _complete(session: Any, text: str) -> str:
 
 
 def save_query(console: Console, request: Request) -> Response:
-    """Save the filter in the form under a name for all users, and redirect to the previous page."""
+    """Save the filter in the form under the given name, and redirect. All users see saved filters."""
     form = request.state.form
     name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
     saved.save_query(console.store, name, selector, request.state.principal.name)

@@ -1,4 +1,4 @@
-"""Finds the tensors that contain the values of another tensor in moved, converted or scaled form.
+"""Finds the tensors that contain the values of another tensor, possibly moved, converted or scaled.
 
 The search follows operators from a tensor to their outputs. It stops at operators that sum several values,
 such as convolutions. Their outputs may still reveal the tensor.

@@ -147,7 +147,7 @@ def _ribbon(
 def ribbon_part(
     ends: tuple[float, float], top: float, names: Sequence[str], words: str, style: str
 ) -> Markup:
-    """Return one part of a ribbon, with the first of `names` that fits as its label.
+    """Return one part of a ribbon. Its label is the first of `names` that fits.
 
     There is no label if all names are too long. `ends` are the left and right end and `top` is the upper
     edge, in units of the drawing. `words` is the text of the tooltip. `style` is a class of the style sheet.
