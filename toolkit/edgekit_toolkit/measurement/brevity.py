@@ -18,7 +18,7 @@ _HOST_S: Final = 0.1
 def is_brief(kind: Literal["times", "memory", "races"]) -> bool:
     """Return whether `$EDGEKIT_BRIEF` contains this kind of measurements.
 
-    Measurements of the kind `races` compare forms with similar predicted latencies. They are skipped.
+    If it contains `races`, measurements that compare forms with similar predicted latencies are skipped.
     """
     return kind in os.environ.get(VARIABLE, "").split(",")
 

@@ -35,7 +35,7 @@ class PeakMemory:
 
     Attributes:
         total_bytes: The memory of the whole process, including the interpreter, the runtime and the engine.
-        engine_bytes: The memory of a process that runs a model of one Relu instead.
+        engine_bytes: The memory of a process that runs `trivial_model` on the same engine.
     """
 
     total_bytes: int
@@ -87,7 +87,7 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
 
 
 def measure_engine_bytes(engine: str = "ort", threads: int = 1) -> int:
-    """Return the peak memory, in bytes, of a process that runs a model of one Relu on this machine.
+    """Return the peak memory, in bytes, of a process that runs `trivial_model` on this machine.
 
     The result is cached for each engine and number of threads.
 

@@ -1,4 +1,4 @@
-"""The interface of a model to the packager. `OnnxModel` and `TfliteModel` implement it."""
+"""The interface of models that can be packaged. `OnnxModel` and `TfliteModel` implement it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -48,9 +48,8 @@ class Model(Protocol):
         file_name: The name of the model's file in a package.
         has_fixed_sizes: Whether the format has no free dimensions that can be set when the model is opened.
         options: The backend options that differ from the defaults, as in a manifest.
-        needs_feature: The processor feature that the engine needs for the arithmetic of the model, by its
-            name in Linux. On this machine the model runs on an emulated processor that has the feature. Empty
-            if the model needs no feature.
+        needs_feature: The Linux name of a processor feature that the arithmetic of the model needs, such as
+            `asimdhp`, or empty. Such a model runs on an emulated processor on this machine.
     """
 
     engine: str

@@ -4,8 +4,8 @@ The adjoint of a tensor t is J^T v, where J is the Jacobian of the model's outpu
 a vector of weights of the outputs. Linear operators, products and operators that move values have exact
 rules. Other element-wise operators use a difference quotient whose step is near a rounding step of 8-bit
 codes. For an operator without a rule, such as a recurrent layer, the adjoint is approximated by white noise
-with the same power. With `exact`, element-wise operators use exact derivatives, and operators without a rule
-or derivative are refused. Then the adjoints can be used for training.
+with its estimated power. With `exact`, element-wise operators use exact derivatives, and operators without a
+rule or derivative are refused. Then the adjoints can be used for training.
 
 Example: y = Conv(x, W). If v is the adjoint of y, the adjoint of x is Conv(v, W flipped). An error e in x
 changes the sum of v * y by the sum of e * adjoint(x).

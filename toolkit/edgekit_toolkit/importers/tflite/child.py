@@ -2,7 +2,7 @@
 
 It loads `model.tflite` in the working folder and runs it on zeros, with at most BYTES of address space. It
 exits with 0 on success. Otherwise, it prints the reason to the standard error and exits with 1. If outputs
-have other shapes than the file states, it runs the model again on noise. It then prints a JSON list of these
+have other shapes than the file states, it runs the model again on noise, and prints a JSON list of these
 outputs to the standard output, see `trial.MadeOutput`. It does not import edgekit, so that it starts fast.
 """
 
