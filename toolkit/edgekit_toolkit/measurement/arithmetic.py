@@ -45,8 +45,8 @@ def arithmetic_facts() -> dict[str, Any]:
 def measures_here(target: Target) -> bool:
     """Return whether a latency that is measured on this machine holds for the target.
 
-    Both must be x86-64 processors, and the target must be generic. Also, both or neither must have VNNI,
-    because int8 kernels take several times as long without it.
+    The target must be a generic x86-64, and this machine must be an x86-64 too. Either both or neither must
+    have VNNI, because int8 kernels take several times as long without it.
     """
     is_generic = target.name in _GENERIC and platform.machine() == "x86_64"
     return is_generic and target.quantization.reduce_range == saturates()

@@ -49,7 +49,8 @@ class Model(Protocol):
         has_fixed_sizes: Whether the format has no free dimensions that can be set when the model is opened.
         options: The backend options that differ from the defaults, as in a manifest.
         needs_feature: The Linux name of a processor feature that the arithmetic of the model needs, such as
-            `asimdhp`, or empty. Such a model runs on an emulated processor on this machine.
+            `asimdhp`. The model then runs on an emulated processor on this machine. Empty if the model needs
+            no such feature.
     """
 
     engine: str

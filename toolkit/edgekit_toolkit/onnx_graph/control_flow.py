@@ -27,7 +27,7 @@ Values = Mapping[str, NDArray[Any]]
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the tensors that a body reads from the graphs around it."""
+    """Return the names of the tensors that the body of a control flow node reads from outer graphs."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     outer: set[str] = set()
     for node in graph.node:
@@ -45,7 +45,9 @@ def body_model(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """Return a body as a model. Outer constants become initializers, and other outer tensors become inputs.
+    """Return the body of a control flow node as a model.
+
+    The outer tensors that it reads become initializers if they are constant, and otherwise inputs.
 
     Args:
         model: The model that contains `node`.

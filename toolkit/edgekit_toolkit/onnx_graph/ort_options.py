@@ -1,7 +1,7 @@
 """Options of onnxruntime that are stored in a model's metadata, for this machine and for devices.
 
-For example, if an optimisation of onnxruntime changes the results of a model, the metadata disables it. The
-packaged forms of the model inherit this setting.
+For example, if an optimisation of onnxruntime changes the results of a model, the metadata disables this
+optimisation. All forms that are made from the model inherit the setting.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ from onnx import numpy_helper
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
-    """The storage of one layer with weights in a model.
+    """How a model stores the weights of one layer.
 
     Attributes:
         precision: "int8", "int8 weights", "int4 weights", "fp16 weights", "fp32" or "dynamic int8".

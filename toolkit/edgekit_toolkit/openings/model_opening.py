@@ -58,8 +58,8 @@ class Openings:
             engine: The name of an engine of this host, or `SHAPES` for the shape inference of onnx.
             content: The content of the model's file.
             options: The backend options, as in a manifest.
-            samples: Inputs on which the child process runs the model. If there are samples, only crashes are
-                read from the cache.
+            samples: Inputs on which the child process also runs the model. With samples, the model is tested
+                again unless an earlier test crashed.
 
         Raises:
             BackendError: The engine crashed, or did not open the model in time.

@@ -61,8 +61,8 @@ class Reference:
         inputs: The inputs of the first golden row, as in a manifest.
         artifacts: The contents of the files of `inputs`, by path.
         feeds, outputs: The inputs and outputs of the first golden row, by name.
-        rows: A dict from the seed of each additional golden row to its outputs. They have the order of
-            `outputs`, and outputs in `axes` are missing. The row that best detects a wrong model is first.
+        rows: A dict from the seed of each additional golden row to its outputs. These are in the order of
+            `outputs`, without those in `axes`. The row that best detects a wrong model is first.
         macs: The number of multiply-accumulates of one inference, or infinity if it is unknown.
         axes: A dict from the name of each output with a data-dependent number of rows to the index of the
             axis of the rows.
