@@ -3,8 +3,8 @@
 The values are stored in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be
 stored as 8-bit codes, which take a quarter of the space. Pixels, for example, are often 8-bit integers. To
 save more space, one code may be stored for a block of equal input values, and only every k-th value of an
-output may be stored. There may be several rows of inputs and outputs. Only the inputs of the first row are
-stored, and `resample` computes the others from them.
+output may be stored. There may be several rows, each with inputs and outputs. Only the inputs of the first
+row are stored, and `resample` computes the others from them.
 """
 
 import math
@@ -374,7 +374,7 @@ class Golden(Record):
             A list for each output. Each list holds one `GoldenOutput` for each row.
 
         Raises:
-            DataError: `rows` contains an invalid value, or an output that is repeated, unknown or has an
+            DataError: `rows` contains an invalid value, or an output that is repeated or unknown or has an
                 axis.
         """
         if self.rows is None:

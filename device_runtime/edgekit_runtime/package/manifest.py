@@ -78,7 +78,7 @@ class Manifest(Record):
         provenance: The digests of the source model and the recipe, and the versions of the tools.
         variants: Further ways to run the model. The default variant is made of `backend`, `golden` and
             `figures`.
-        submodels: The parts of the model that run by themselves on the device or a server.
+        submodels: The parts of the model that can run by themselves on the device or a server.
         task: The meaning of the outputs, or None.
         states: The outputs that are inputs of the next run of a sequence.
         pipeline: The stages of a package with several models, or None for a single model.

@@ -47,7 +47,7 @@ def load_small(body: memoryview) -> dict[str, Any]:
     """Parse the JSON object in the body of a small request.
 
     Raises:
-        RequestError: `body` is not a JSON object, or is larger than 64 KiB, which would block the event loop.
+        RequestError: `body` is not a JSON object, or is larger than 64 KiB.
     """
     if len(body) > _MAX_SMALL_BYTES:
         raise RequestError(413, f"the body has {len(body)} bytes, the limit here is {_MAX_SMALL_BYTES}")

@@ -84,7 +84,7 @@ class StreamOptions:
 
     @property
     def frame_bytes(self) -> int:
-        """The size limit of one frame, or of the sound of one window."""
+        """The size limit of one frame, or of the sound of one window, in bytes."""
         return 4 * max(self.max_pixels, math.ceil(self.window_s * MAX_RATE))  # aligned for float32
 
     def to_json(self) -> dict[str, Any]:

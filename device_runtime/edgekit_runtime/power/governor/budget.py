@@ -81,8 +81,8 @@ class Charge:
 
     Attributes:
         budget_w: The mean power in watts at which the battery has the required charge at `until_s`. None
-            before the first reading and while the battery is charging. With unknown capacity, None above the
-            required charge, else 0.
+            before the first reading and while the battery is charging. If the capacity is unknown, None above
+            the required charge, else 0.
     """
 
     budget_w: float | None = None

@@ -1,4 +1,4 @@
-"""Measures the load of a model from counters that already exist, so that requests need no extra work."""
+"""Measures the load of a model from counters that already exist."""
 
 from collections import deque
 from statistics import fmean, pvariance

@@ -1,7 +1,8 @@
-"""Finds the plans for all governed models that lose the least accuracy at each level of power.
+"""Finds the plan with the lowest loss of accuracy for each level of power.
 
-A plan minimises the sum of the squared losses. A model that loses 10 % of its accuracy therefore counts as
-much as a hundred models that lose 1 %, so no model is sacrificed for another.
+A plan has a setting for each governed model, and minimises the sum of the squared losses. A model that loses
+10 % of its accuracy therefore counts as much as a hundred models that lose 1 %, so no model is sacrificed for
+another.
 
 The search is exact. It adds the models one by one to partial plans. Power and loss are sums over the models.
 A partial plan is therefore dropped if another partial plan has neither more power nor more loss.

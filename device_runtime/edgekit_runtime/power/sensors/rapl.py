@@ -28,7 +28,7 @@ _READ_PROTECTED: Final = (
 class EnergyCounter:
     """Computes energy from a counter of microjoules that returns to 0 after `range_uj`.
 
-    Between two readings, it must increase by less than `range_uj`.
+    Between two readings, the counter must increase by less than `range_uj`.
     """
 
     range_uj: int

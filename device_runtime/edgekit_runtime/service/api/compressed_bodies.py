@@ -2,7 +2,7 @@
 
 A short body of one frame is decompressed immediately. All others are decompressed on a thread, one at a time,
 so that the event loop can serve other requests. Bodies wait for the thread in compressed form, so several
-decompression bombs need no more memory than one. Waiting clients take turns.
+decompression bombs need no more memory than one.
 """
 
 import asyncio

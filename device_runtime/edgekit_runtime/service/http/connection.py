@@ -82,7 +82,7 @@ class Connection:
         on_admit: A function that is called when the first request has passed the access check, or None.
         deadline_tick: The server tick at which `on_timeout` is called.
         is_busy: Whether the handler has a request whose response has not been sent.
-        closes: Whether the connection ends after this response.
+        closes: Whether the connection ends after the current response.
         is_lingering: Whether the last response was sent, so that received data is discarded.
         deadline_s: Always None. Only gRPC requests have deadlines, see `MessageResponder`.
     """

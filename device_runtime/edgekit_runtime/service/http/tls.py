@@ -1,8 +1,7 @@
 """TLS in front of the HTTP server. Decrypted bytes reach the server through a socket pair.
 
 The HTTP server therefore needs no TLS code, and an encrypted connection can be lent to a worker like any
-other. The cost is one copy and two system calls in each direction. Clients that need speed can use the Unix
-socket.
+other. Clients that need speed can use the Unix socket.
 """
 
 import asyncio

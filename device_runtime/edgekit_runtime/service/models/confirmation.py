@@ -30,7 +30,7 @@ class Confirmations:
         self._confirmed: set[tuple[str, str]] = set()  # and serving since then
 
     def schedule(self, fresh: Iterable[Served]) -> None:
-        """Confirm versions after they have served for the source's `confirm_after_s` seconds."""
+        """Confirm versions after they have served for `Source.confirm_after_s` seconds."""
         for served in fresh:
             self._confirm_after(served.loaded.manifest.name, served.version, self._source.confirm_after_s)
 
