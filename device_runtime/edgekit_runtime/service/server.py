@@ -46,7 +46,7 @@ class Service:
         registry: Loads, swaps and unloads the models.
         http: The HTTP server with its connections.
         pool: The threads of models that do not run on the event loop.
-        answers: Answers requests with pictures and sound.
+        answers: Handles requests that contain a picture or sound.
         workers: The worker processes of isolated models.
     """
 
@@ -109,7 +109,7 @@ class Service:
 
         Raises:
             TransportError: An address is in use or cannot be used.
-            ConfigError: gRPC is configured, but its package is not installed.
+            ConfigError: gRPC is configured, but support for it is not installed.
         """
         return self._listening.open(self._router, self.registry, token=self._token)
 
@@ -162,10 +162,7 @@ class Service:
         ).encode()
 
     def find_streams(self) -> "StreamsHandler":
-        """Return the handler of streams.
-
-        It is created on first use, because most services have no streams.
-        """
+        """Return the handler of streams, which is created on first use."""
         if self._streams is None:
             from edgekit_runtime.service.api.streams import open_streams
 

@@ -1,7 +1,7 @@
 """The OpenVINO backend, which runs ONNX models on the CPU.
 
-Importing this module does not import OpenVINO. Its telemetry package is not loaded. Float models are computed
-in float32, even if the processor supports bfloat16, unless the package allows bfloat16.
+Importing this module does not import OpenVINO. OpenVINO runs without telemetry. Float models are computed in
+float32, even if the processor supports bfloat16, unless the option `precision` allows bfloat16.
 """
 
 import io

@@ -72,8 +72,8 @@ class OrtOptions:
         spinning: Whether idle threads wait in a busy loop. This reduces the latency, but keeps cores busy.
         arena: Whether the memory of activations is kept for the next run. Disable it if the size of
             activations varies strongly. See docs/explanation/memory.md for its effect on some models.
-        optimise: Whether the graph is optimised when it is loaded. Disable it for a model that was saved
-            after optimisation. Then 8-bit products saturate on x86 without VNNI, see `ort_products`.
+        optimise: Whether the graph is optimised when it is loaded. Disable it for a model that is already
+            optimised. If disabled, 8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: Whether quantized weights are dequantized once when the model is loaded. Enable it for
             models that compute in float. Otherwise onnxruntime dequantizes them in every inference, which
             takes 1.1 to 5 times as long.

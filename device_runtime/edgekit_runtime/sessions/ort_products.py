@@ -3,7 +3,7 @@
 Without VNNI, onnxruntime adds two products of uint8 and int8 values in 16 bits. The sum can reach 255 * 127 *
 2 = 64,770, but it saturates at 32,767. The setting `session.x64quantprecision` selects slower kernels that
 add in 32 bits. The setting also slows down processors with VNNI, so it is used only where sums saturate. It
-affects only constant weights, and needs at least the level `ORT_ENABLE_EXTENDED`.
+affects only constant weights, and requires the graph optimization level `ORT_ENABLE_EXTENDED` or higher.
 
 Source: docs/adr/0018-exact-products.md; onnxruntime, `kOrtSessionOptionsAvx2PrecisionMode`.
 """

@@ -115,7 +115,7 @@ def read_golden(package: OpenedPackage) -> GoldenCase:
 
 
 def find_answerer(package: OpenedPackage) -> "Answerer | None":
-    """Return the answerer of a package, or None if the package does not need one."""
+    """Return the preprocessing, labels and task of a package, or None if it has none of them."""
     if not package.manifest.needs_answerer:
         return None
     from edgekit_runtime.tasks.answerer import open_answerer  # which models of plain tensors do not need

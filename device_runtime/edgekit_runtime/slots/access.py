@@ -131,8 +131,6 @@ def _name_holder(descriptor: int) -> str:
 def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     """Lock `folder` during the `with` block. The system releases the lock if this process ends.
 
-    The folder itself is locked, so that locking needs no space on a full disk.
-
     Raises:
         RecordError: The folder is missing, its file system has no locks, or another process holds the lock
             for longer than `wait_s`.

@@ -93,7 +93,7 @@ class ModelFolder:
         """Return the state, or rebuild it if its file is missing or damaged. Nothing is written.
 
         Args:
-            written: A package that was just written. A rebuilt state does not include it.
+            written: A package that was just written but is not installed yet. A rebuilt state omits it.
         """
         where = self.path / STATE_NAME
         find = functools.partial(self._find_packages, written)
@@ -132,7 +132,7 @@ class ModelFolder:
             file.write(state.to_bytes())
 
     def open(self, state: ModelState, item: Installed) -> "OpenedPackage":
-        """Verify and open the package of an entry of `state`.
+        """Verify and open the package `item`, which is an entry of `state`.
 
         Raises:
             PackageError: The package is missing, damaged, or not signed by a trusted key.
@@ -141,7 +141,7 @@ class ModelFolder:
         return self._open(self.locate(state, item), item)
 
     def locate(self, state: ModelState, item: Installed) -> Path:
-        """Return the path of the package of an entry of `state`."""
+        """Return the path of the package `item`, which is an entry of `state`."""
         return self.path / _file_name(item, factory=item is state.factory)
 
     def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The installed models of a device: selects the version to open, and records how its starts ended.
+"""The installed models of a device. Selects the version to open, and records whether it worked.
 
 All functions may block, because they access the disk and verify whole packages. Do not call them on an event
 loop. Several processes and threads can use the same folder at the same time.
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The new `state` after an installation. `active` is True if the version is now current."""
+    """The result of an installation. `active` is True if the installed version is now the current one."""
 
     model: str
     version: str
@@ -190,7 +190,7 @@ class Slots:
         return begin(self._find(model), decide, counted)
 
     def undo_start(self, model: str, version: str) -> None:
-        """Undo the count of a start that ended for a reason unrelated to the version."""
+        """Remove a start from the count, because it ended for a reason unrelated to the version."""
         self._change(model, lambda state: transitions.undo_start(state, version))
 
     def confirm(self, model: str, version: str) -> None:

@@ -33,7 +33,7 @@ class Region:
         key: The name of the POSIX segment. For a memfd, any text that the client chose.
         offset_bytes: The start of the region in its file.
         descriptor: The open file descriptor of the region, or -1 after the region was unregistered.
-        owner: The process that sent the memfd, or None.
+        owner: The id of the process that sent the memfd, or None.
     """
 
     __slots__ = ("_mapping", "descriptor", "is_mapped", "key", "name", "offset_bytes", "owner", "size_bytes")
@@ -53,7 +53,7 @@ class Region:
 
         Raises:
             RequestError: The file cannot be mapped for reading and writing.
-            UnavailableError: The system has not enough memory to map the file.
+            UnavailableError: The system is out of memory.
         """
         try:
             self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
@@ -177,12 +177,12 @@ class Regions:
             descriptor: The file descriptor of the memfd.
             offset_bytes: The start of the region in the memfd.
             size_bytes: The size of the region.
-            owner: The process that sent the memfd.
+            owner: The id of the process that sent the memfd.
 
         Raises:
-            RequestError: The name is in use, a limit is exceeded, or the memfd is invalid. It must be sealed
-                against shrinking, must not have huge pages, and must contain the region.
-            UnavailableError: The system has not enough memory to map the file.
+            RequestError: The name is in use, a limit is exceeded, or the memfd is invalid. A memfd must be
+                sealed against shrinking, must not have huge pages, and must contain the region.
+            UnavailableError: The system is out of memory.
         """
         previous = self._regions.get(name)
         if previous is not None and os.path.sameopenfile(previous.descriptor, descriptor):
@@ -212,7 +212,7 @@ class Regions:
         Raises:
             RequestError: POSIX segments are not allowed, the segment is missing or too small, the name is in
                 use, or a limit is exceeded.
-            UnavailableError: The system has not enough memory or file descriptors to open the segment.
+            UnavailableError: The system is out of memory or file descriptors.
         """
         if not self._limits.allows_posix:
             raise _refusal(

@@ -13,10 +13,7 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class Slicer:
-    """Runs several long jobs in turn, one slice per iteration of the event loop.
-
-    Threads would not help, because Python's JSON functions hold the interpreter lock for a whole document.
-    """
+    """Runs several long jobs in turn, one slice per iteration of the event loop."""
 
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
 

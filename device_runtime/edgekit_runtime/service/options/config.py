@@ -37,8 +37,8 @@ class FleetStreamOptions:
     """Options of the streams that the fleet orders.
 
     Attributes:
-        file: The file in which the agent writes the streams, or empty for none. By default, a service of
-            installed models uses the file in its state folder.
+        file: The path of the file in which the agent writes the streams, or empty for none. By default, a
+            service with installed models uses a file in its state folder.
         allows_files: Whether these streams may use `file:` sinks and `gstreamer:` sources. Both can write any
             file that the user of the service can write.
     """
@@ -60,9 +60,9 @@ class SampleOptions:
 
     Attributes:
         allow: Whether samples are stored. If False, unsent samples are deleted.
-        file: The file in which the agent writes the orders, or empty for none. By default, a service of
-            installed models uses `fleet/samples.json` in its state folder. Unsent samples are stored in the
-            same folder.
+        file: The path of the file in which the agent writes the orders, or empty for none. By default, a
+            service with installed models uses `fleet/samples.json` in its state folder. Unsent samples are
+            stored in the folder of `file`.
         max_mb: The size limit of all unsent samples together, in megabytes.
         max_days: The age in days after which unsent samples are deleted.
     """

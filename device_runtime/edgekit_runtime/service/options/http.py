@@ -26,8 +26,8 @@ class HttpLimits:
         max_tls_connections: The maximum number of TLS connections and handshakes. Beyond it, a new client
             replaces the oldest client that has not sent the token yet.
         idle_timeout_s: How long a connection may wait for its next request.
-        read_timeout_s: The time limit for a request head. For the first head of a TCP client, the time starts
-            with the connection. The transfer rate of bodies and responses is checked at this interval.
+        read_timeout_s: The time limit for receiving a request head. It is also the interval at which the
+            transfer rate of bodies and responses is checked.
         min_bytes_per_s: The minimum transfer rate. Slower clients are disconnected.
         server_timing: Whether responses to inference requests state their duration (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).
@@ -81,7 +81,7 @@ class LiveOptions:
         enabled: Whether the page is served. By default, it is served only if no other machine can connect.
         max_viewers: The maximum number of simultaneous viewers.
         max_fps: The maximum number of pictures per second.
-        max_side: The longer side of the pictures in pixels.
+        max_side: The maximum width and height of the pictures in pixels.
     """
 
     enabled: bool | None = None

@@ -30,10 +30,10 @@ class SchedulingLimits:
         max_delay_s: How long a call may wait for other calls to join its batch. With 0, only calls that are
             already waiting for a session are batched.
         max_waiting: The maximum number of waiting calls. Further calls are refused.
-        levels: The number of priority levels.
+        levels: The number of priority levels. Level 1 is the most urgent.
         default_level: The priority level of calls that do not state one.
-        max_passes: How many batches of other levels may run before a waiting level gets its turn.
-        short_s: Models run on the event loop if an inference takes less than this time. 0 disables this.
+        max_passes: How many batches may skip a level with waiting calls before its oldest call runs.
+        short_s: A model runs on the event loop if an inference takes less than this time. 0 means never.
         max_run_s: The time limit of a run with one call. For a batch, it is multiplied by the number of
             calls. A longer run is stopped, and its calls are refused. 0 means no limit.
 
@@ -65,7 +65,7 @@ class Isolation:
         hang_s: A worker is restarted if it sends no heartbeat for this time.
         start_timeout_s: The time limit for a worker to load its model.
         max_crashes: The number of consecutive crashes after which the version is rejected.
-        healthy_s: How long a worker must serve for its earlier crashes to be forgotten.
+        healthy_s: The number of crashes is reset after a worker has served for this time.
         max_delay_s: The longest delay before a crashed worker is restarted.
         max_data_bytes: The memory limit of a worker (RLIMIT_DATA), or None. Beyond it, the engine reports an
             error or crashes.
@@ -94,7 +94,7 @@ class GovernorOptions:
     """The settings of a model that the governor may change to keep the device within its limits.
 
     Attributes:
-        deadline_ms: The limit of the 99th percentile of the time from arrival to response, or None.
+        deadline_ms: The limit of the 99th latency percentile, from arrival to response, or None.
         variants: The variants of the package to choose from, in order of preference. Empty means all.
         threads: The numbers of threads to choose from. Empty means only the number that the package states.
         batches: The batch sizes to choose from, each at most `scheduling.max_batch`.

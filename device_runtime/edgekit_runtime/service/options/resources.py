@@ -89,13 +89,13 @@ class Power:
 
     Attributes:
         sysfs: The sysfs folder. In a container, the folder where the sysfs of the host is mounted.
-        period_s: The time between two readings and between two decisions of the governor.
+        period_s: The interval at which sensors are read and the governor decides.
         power_w: The limit of the mean power over `window_s`, or None.
         temperature_c: The temperature limit of the hottest zone, or None.
         battery_floor: The battery charge that must remain after `battery_hours` of service, 0 to 1, or None.
         idle_w: The initial estimate of the power without requests. The governor refines it.
-        window_s: The time over which the power is averaged. With 0, settings are not used if their expected
-            power exceeds `power_w`.
+        window_s: The time over which the power is averaged. With 0, the governor only chooses settings whose
+            expected power is at most `power_w`.
 
     Raises:
         ValueError: A value is out of range.

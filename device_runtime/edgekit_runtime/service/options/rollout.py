@@ -28,7 +28,7 @@ class Gates:
             current version. It has no effect if energy is not measured.
         error_burst: The number of consecutive failed calls after which the candidate is rolled back at once.
         min_samples: The number of calls that the candidate must answer before it can be promoted.
-        max_duration_s: The maximum duration of the trial. After it, the trial is decided.
+        max_duration_s: The maximum duration of the trial. Then the candidate is promoted or rolled back.
         alpha: The maximum probability of a wrong rollback, and of a wrong promotion.
 
     Raises:

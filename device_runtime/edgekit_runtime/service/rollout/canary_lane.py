@@ -1,9 +1,9 @@
 """A canary: the candidate answers a share of the calls, and clients do not see its failures.
 
 Calls are chosen evenly, not at random. After the answer, both versions run some of the candidate's calls
-again to compare answers and latency. If these comparisons are too slow, the candidate gets fewer calls, which
-limits the number of wrong answers before a rollback. Answers from the cache are compared, but do not count in
-the error rate or the latency.
+again to compare answers and latency. If calls arrive faster than they can be compared, the candidate gets
+fewer calls. This limits the number of wrong answers before a rollback. Answers from the cache are compared,
+but do not count in the error rate or the latency.
 
 All calls of a sequence go to the version that answered the first one, because only this version has the
 states. For a comparison, both versions run such a call as if it were the first of its sequence.
@@ -82,7 +82,7 @@ class CanaryLane(Lane):
         self._measured = min(2 * options.share, 1.0)
 
     def submit(self, call: Call) -> None:
-        """Let one of the two versions answer `call`. This does not raise."""
+        """Let one of the two versions answer `call` through `call.reply`. This does not raise."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         verdict = self._observer.verdict
         if call.sequence is not None and not isinstance(verdict, Rollback):

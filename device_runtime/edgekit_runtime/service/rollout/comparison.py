@@ -61,7 +61,7 @@ def choose_comparison(
 
     Args:
         outputs: The outputs in the manifest.
-        figures: The figures in the manifest.
+        figures: The `figures` of the manifest.
         name: `agreement`, `similarity` or None.
 
     Raises:
@@ -150,7 +150,7 @@ def same_class(current: Array, candidate: Array) -> float:
 def similarity(current: Outputs, candidate: Outputs) -> float:
     """Return the similarity of two answers, 0 to 1, as the mean over the outputs.
 
-    The similarity of a float output is 1 - |difference| / |current|, at least 0. For other dtypes, it is the
+    For a float output, it is 1 - |candidate - current| / |current|, at least 0. For other dtypes, it is the
     share of equal values. If only the number of rows differs, as in detections, the rows are compared as
     sets. An output that is missing or has another shape counts as 0.
     """

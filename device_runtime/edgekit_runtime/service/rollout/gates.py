@@ -41,8 +41,8 @@ class Arm:
 class PairedLatency:
     """Latencies of both versions, run with the same inputs in quick succession and in random order.
 
-    The tests of `judge` assume that disturbances affect both versions equally often. If both versions are
-    equally fast, each of them is slower in half of the pairs.
+    The statistical tests in `judge` assume that disturbances affect both versions equally often. If both
+    versions are equally fast, each of them is slower in half of the pairs.
 
     Attributes:
         ratio: The candidate's latency divided by the current version's latency.
@@ -72,7 +72,7 @@ class PairedLatency:
 
 @dataclass(slots=True, kw_only=True)
 class Observations:
-    """All observations since the start of the trial. Their size does not grow with its duration.
+    """All observations since the start of the trial.
 
     Attributes:
         elapsed_s: The seconds since the start of the trial.

@@ -78,8 +78,10 @@ class Observer:
     def blame(self, *, not_finite: bool) -> None:
         """Count a failure of the candidate on inputs on which the current version did not fail.
 
-        If the answer contains NaN or infinity (`not_finite`), or after a burst of failures, the candidate is
-        judged at once.
+        The candidate is judged at once if `not_finite` is True or `Gates.error_burst` is reached.
+
+        Args:
+            not_finite: Whether the answer contains NaN or infinity.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
@@ -101,7 +103,7 @@ class Observer:
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge the candidate unless there is a verdict.
+        """Judge the candidate unless there is a final verdict.
 
         Call this regularly, because a verdict may depend on time.
         """
@@ -151,7 +153,7 @@ class Observer:
 
 
 def is_of_model(failed: Answer) -> bool:
-    """Return True if the model caused a failure, False for a queue, a deadline or a closed lane."""
+    """Return whether the model caused a failure. Queues, deadlines and closed lanes are other causes."""
     return isinstance(failed, BackendError | DataError) or not isinstance(failed, EdgekitError)
 
 

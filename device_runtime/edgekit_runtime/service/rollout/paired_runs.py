@@ -148,7 +148,7 @@ class PairedRuns:
     def may_start(self) -> bool:
         """Return whether real calls leave enough processor time for a pair now.
 
-        This does not depend on earlier results, because they would bias the comparison.
+        Earlier results are ignored, because a choice by them would bias the comparison.
         """
         return not self._is_busy()
 

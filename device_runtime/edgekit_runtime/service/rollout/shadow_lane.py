@@ -78,7 +78,7 @@ class ShadowLane(Lane):
         self.dropped = 0
 
     def submit(self, call: Call) -> None:
-        """Let the current version answer `call`. This does not raise."""
+        """Let the current version answer `call` through `call.reply`. This does not raise."""
         self._phase = phase = (self._phase + GOLDEN) % 1.0
         begin_s = self._clock()
         copy = None

@@ -196,7 +196,11 @@ class ModelSampler:
         self._note_room()
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return a dict from order ids to `triggers` (numbers of stored samples), `dropped` and `error`."""
+        """Return a dict from the id of each order to its progress.
+
+        `triggers` is a dict from the kind of a trigger to the number of stored samples, `dropped` is the
+        number of dropped samples, and `error` is a message or empty.
+        """
         orders: dict[str, JsonValue] = {}
         for order in self._orders:
             lines = [line for line in self.draws.lines if line.order.id == order.id]

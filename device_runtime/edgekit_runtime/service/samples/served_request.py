@@ -174,10 +174,10 @@ class ServedRequest:
 
 
 def write_wav(samples: bytes, parameters: Mapping[str, str]) -> bytes:
-    """Return a WAV file of sound of the type `audio/x-raw`.
+    """Return sound of the media type `audio/x-raw` as a WAV file.
 
     Args:
-        samples: The sound.
+        samples: The interleaved samples.
         parameters: `rate` in hertz, `channels` (1 by default), and `format` (`S16LE` by default, or `F32LE`).
     """
     rate, channels = int(parameters["rate"]), int(parameters.get("channels", "1"))

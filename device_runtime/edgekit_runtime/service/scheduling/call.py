@@ -1,7 +1,6 @@
 """A call, which is one inference, and the protocol of the lanes that answer calls.
 
-All of this runs on the event loop. A call is answered with the callback `reply` instead of a future, because
-a future would delay the answer of a fast model by about 10 us.
+All of this runs on the event loop. A call is answered through its callback `reply`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +53,7 @@ class Call:
         priority: 1 is the highest priority, 0 is the default of the model.
         deadline_s: The latest time to start, on the clock of `time.monotonic`. A later call is refused.
         is_unwanted: Returns whether the client has disconnected, so that the call need not run.
-        sequence: The step of a sequence. None for a call outside of sequences.
+        sequence: The position of the call in a sequence, or None if it belongs to none.
         work: A function that prepares the inputs, runs the model and returns the outputs on a thread, or
             None. It does not raise. If it is set, only the shapes of `inputs` are valid. Set it only if
             `Lane.takes_work` returns True.

@@ -1,4 +1,4 @@
-"""A lane that collects drift statistics of some calls, within a limit of the mean time per call."""
+"""A lane that collects drift statistics. It samples only as many calls as its time budget allows."""
 
 import logging
 import math
@@ -33,7 +33,7 @@ def make_drift(
 
 
 class DriftLane(Lane):
-    """Collects statistics of some calls. It is placed before the cache, so that repeated inputs count too."""
+    """Collects statistics of some calls. Place it before the cache, so that repeated inputs count too."""
 
     __slots__ = ("_budget_s", "_clock", "_cost_s", "_countdown", "_drift", "_lane", "_phase")
 

@@ -107,7 +107,7 @@ class Flow(Protocol):
         """Count a batch that has run, and return a function that answers its calls."""
 
     def look(self, batch: Batch, seconds: float) -> bool:
-        """Stop a batch that runs too long or has no clients.
+        """Stop a batch that runs too long or has no clients. `seconds` is its run time so far.
 
         Return True if the pool should add a thread, because the run may not end.
         """

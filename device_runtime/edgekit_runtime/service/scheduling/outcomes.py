@@ -37,9 +37,6 @@ def shed(call: Call, metrics: LaneMetrics, waiting: int, wait_s: float) -> None:
 
 
 def cancel(call: Call, metrics: LaneMetrics) -> None:
-    """Answer a call with an error, because its client has disconnected.
-
-    The lanes that passed on the call need this answer.
-    """
+    """Answer a call with an error, because its client has disconnected."""
     metrics.cancelled += 1
     reply(call, UnavailableError(f"{metrics.model}: the client went before the call had begun"))

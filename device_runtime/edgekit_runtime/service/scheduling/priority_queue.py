@@ -39,7 +39,7 @@ class PriorityQueue:
 
     Attributes:
         rows: The number of rows of all waiting calls.
-        next_deadline_s: A time before which no deadline passes, or infinity. `expire` updates it.
+        next_deadline_s: A lower bound of the deadlines of all waiting calls, initially infinity.
     """
 
     __slots__ = ("_levels", "_max_bytes", "_max_passes", "_passes", "next_deadline_s", "rows")

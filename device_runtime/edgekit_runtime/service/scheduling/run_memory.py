@@ -79,7 +79,7 @@ class RunMemory:
 
 
 def estimate_run_memory(manifest: Manifest, variant: str) -> RunMemory:
-    """Return the run memory in the manifest, or by default 64 times the size of the golden data."""
+    """Return the memory that the manifest states, or by default 64 times the golden inputs and outputs."""
     chosen = next(candidate for candidate in manifest.all_variants if candidate.name == variant)
     usual = {tensor.name: (tensor.dtype, tensor.shape) for tensor in chosen.golden.inputs}
     stated = _stated_ratio(chosen.figures)

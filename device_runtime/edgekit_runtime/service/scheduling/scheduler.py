@@ -276,8 +276,8 @@ class Scheduler(Lane):
     def look(self, batch: Batch, seconds: float) -> bool:
         """Stop a batch that runs too long or whose clients have disconnected.
 
-        The pool calls this several times a second. If the batch has not stopped after about 2 s, its calls
-        are refused while it continues to run.
+        The pool calls this several times a second. `seconds` is the run time of the batch so far. If the
+        batch has not stopped after about 2 s, its calls are refused while it continues to run.
 
         Returns:
             True if the run may never end. The pool then adds a thread.

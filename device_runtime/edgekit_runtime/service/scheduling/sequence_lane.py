@@ -92,7 +92,7 @@ class SequenceLane(Lane):
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
-        """Run `call` after the earlier calls of its sequence. This does not raise."""
+        """Run `call` after the earlier calls of its sequence. `call.reply` gets the outputs or the error."""
         step = call.sequence
         if step is None:
             self._submit(call, self._states.complete(call.inputs), call.reply)
@@ -113,7 +113,10 @@ class SequenceLane(Lane):
         return sequence_id in self._sequences
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Drop idle sequences, and return the counts `active`, `started` and `expired`, and `held_bytes`."""
+        """Drop idle sequences, and return the statistics for `/v2`.
+
+        `active`, `started` and `expired` are numbers of sequences. `held_bytes` is the size of all states.
+        """
         self._expire(self._clock())
         return {
             "active": len(self._sequences),

@@ -1,8 +1,8 @@
 """Finds models whose inputs could crash or block the process that runs them.
 
-- **Integer division** by input values: x86 processors raise SIGFPE when the smallest integer is divided by
-  minus one, and onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit
-  records whether a model may do this. Packages without this record are searched for the operators.
+- **Integer division** by input values: on x86, the division of the smallest integer by minus one raises
+  SIGFPE, and onnxruntime does not check for it. Arm and RISC-V processors return a value. The toolkit records
+  whether inputs can cause this. In packages without this record, the runtime searches for integer divisions.
 - **Positions and sizes** in inputs that some releases of an engine do not check (`_UNCHECKED`).
 - **Unlimited sizes**: an input of 8 bytes can make `ConstantOfShape` use all memory.
 - **Loops** in engines that cannot stop a run, and loops whose number of iterations comes from an input.
@@ -118,8 +118,8 @@ def _examine(content: memoryview, *, can_stop: bool) -> tuple[list[str], bool]:
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
     """Return True if inputs could crash the process with an integer division.
 
-    `machine` is a name such as `platform.machine` returns, by default of this machine. The result is False
-    for all machines except x86.
+    `machine` is the processor type in the form of `platform.machine`, by default that of this machine. The
+    result is False unless it is x86.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

@@ -54,7 +54,7 @@ class Loaded:
         scheduling: The scheduling options. Batching is disabled if rows affect each other's outputs.
         settings: The settings that a governor can choose from, the default setting first. Empty for a version
             in worker processes.
-        answerer: The preprocessing and task. None if there are none, or for a version in worker processes.
+        answerer: The preprocessing and task, or None. It is None for a version in worker processes.
         remote: The version in worker processes, or None if it runs in this process.
         memory_bytes: The estimated memory in all processes.
         sessions_counted: The number of sessions per process on which `memory_bytes` is based.

@@ -21,7 +21,7 @@ def needed_bytes(packages: Iterable[Path]) -> int:
 
 
 def count_sessions(manifest: Manifest, options: ModelOptions) -> int:
-    """Return the number of sessions in one process for the package's first backend."""
+    """Return the number of sessions per process with the first backend of the package."""
     engine = get_engine(manifest.backend.name)
     return 1 if engine is not None and engine.shares_model else options.instances
 

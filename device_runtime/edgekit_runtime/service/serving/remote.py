@@ -17,7 +17,7 @@ class TrialRunner(Protocol):
         """Call `report` with the verdict (`Promote` or `Rollback`) when it is known, possibly at once."""
 
     def look(self) -> None:
-        """Judge the candidate now, because a verdict may depend on time alone."""
+        """Judge the candidate. Call this regularly, because a verdict may depend on time."""
 
     def add_energy(self, candidate_j: float, current_j: float) -> None:
         """Add the energy per request of each version in joules."""
@@ -39,7 +39,7 @@ class IsolatedVersion(DrainingLane, Protocol):
     """A version in worker processes. `lend` passes requests to the workers, and `submit` refuses calls.
 
     Attributes:
-        metrics: The sums over all workers.
+        metrics: The sums of the metrics of all workers.
     """
 
     metrics: LaneMetrics
@@ -58,7 +58,7 @@ class IsolatedVersion(DrainingLane, Protocol):
         """Count a request that no worker can answer now, and return the error for the client."""
 
     def to_json(self) -> Mapping[str, JsonValue]:
-        """Return the statistics of a worker except its counts, or {} before its first report."""
+        """Return the statistics of the first worker, or {} before its first report."""
 
     def close(self) -> None:
         """End the worker processes. This may be called on any thread."""

@@ -42,7 +42,7 @@ class Sampler(Protocol):
         """
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return a dict from order ids to the numbers of stored and dropped samples and the error."""
+        """Return the progress of the orders, see `ModelSampler.to_json`."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -1,8 +1,7 @@
 """Shared memory for frames that a capture process writes and the service reads. It has 3 slots in a memfd.
 
 A slot contains a frame and, if the stream has viewers, its picture as JPEG. The capture process writes only
-to free slots. The service frees a slot after the model has answered. While the model uses one frame and
-another one waits, the third slot is free for the next frame.
+to free slots. The service frees a slot after the model has answered.
 """
 
 import fcntl

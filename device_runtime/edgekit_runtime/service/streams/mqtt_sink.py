@@ -1,8 +1,7 @@
 """A sink that publishes answers with QoS 1 on a topic of an MQTT broker, and a retained status.
 
 The status at TOPIC/status is {"state": "online"}. The broker changes it to `offline` when the stream ends or
-the device disconnects. The protocol is implemented by paho-mqtt. Its event loop is not used, because it calls
-`select`, which fails for file descriptors of 1024 and above.
+the device disconnects. The protocol is implemented by paho-mqtt.
 """
 
 import contextlib

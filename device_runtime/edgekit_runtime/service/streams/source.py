@@ -132,7 +132,7 @@ class FrameSource:
         return min(self.options.open_s, least_s * _GROWTH ** min(max(self._failures - 4, 0), 99))
 
     def want_pictures(self, max_side: int) -> None:
-        """Set the maximum side of the JPEG pictures of frames in pixels. 0 means no pictures."""
+        """Set the maximum width and height of the JPEG pictures in pixels. 0 means no pictures."""
         self._max_side = max_side
         if self._process is not None:
             self._process.send({"max_side": max_side})

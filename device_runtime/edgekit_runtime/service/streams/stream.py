@@ -383,7 +383,7 @@ class Stream:
 def fit_windows(options: StreamOptions, calls: Calls) -> StreamOptions | None:
     """Return the options with a `hop_s` that suits the model, or None if the model is not loaded.
 
-    If the model keeps states, windows of sound must not overlap, so `hop_s` is set to `window_s`.
+    If the model keeps states, windows of sound must not overlap. A `hop_s` of None is set to `window_s`.
 
     Raises:
         RequestError: The model does not exist, or it keeps states and `hop_s` differs from `window_s`.

@@ -94,7 +94,7 @@ class Viewer:
 
 
 def write_part(picture: bytes, answer: bytes) -> bytes:
-    """Return a part of `PICTURES_TYPE`: a picture with its answer in a header, or only the answer.
+    """Return a part of a multipart response. It is a picture with its answer in a header, or only the answer.
 
     Args:
         picture: A JPEG, or empty.

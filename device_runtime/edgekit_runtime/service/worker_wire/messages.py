@@ -29,8 +29,8 @@ class VerifiedPackage:
         version: The version of the model.
         manifest_sha256: The digest of the signed manifest. The package in the worker must have this digest.
         submodel: The submodel of the package to load, or None for the whole package.
-        local_key: The key with which the worker encrypts stored files, in text form. None if the package is
-            not encrypted. The worker receives the decrypted package.
+        local_key: The key, as text, with which the worker encrypts files that it stores. None if the package
+            is not encrypted. The worker receives the decrypted package.
     """
 
     version: str
@@ -71,7 +71,7 @@ class TrialReport:
         outcome: `tried` if the trial has started, `refused` if the version cannot be loaded, or
             `unavailable` if memory or file descriptors ran out. When the trial ends, `promote` or
             `rollback`.
-        gate: The gate that was missed, for `rollback`.
+        gate: The gate that caused the rollback.
         reason: The reason why the version was rolled back or not tried.
     """
 

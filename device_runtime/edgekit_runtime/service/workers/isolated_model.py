@@ -1,6 +1,6 @@
 """Starts, monitors, restarts and ends the worker processes of a version of an isolated model.
 
-Requests do not pass this module. They reach a worker together with their connection, see `worker_handle`.
+Requests do not pass through this module. A worker receives their connection, see `worker_handle`.
 """
 
 import asyncio
@@ -457,10 +457,7 @@ class WorkerTrialRunner(TrialRunner):
             self.worker.channel.send(Kind.MAIN_ENERGY, ENERGY.pack(candidate_j, current_j))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the latest statistics of the rollout from the worker.
-
-        The result is empty before the first report.
-        """
+        """Return the worker's latest `Trial.to_json`, or {} before its first report."""
         return self.figures
 
     def take_over(self) -> bool:

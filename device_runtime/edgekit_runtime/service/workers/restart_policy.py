@@ -49,7 +49,7 @@ class RestartPolicy:
         self.has_started, self._refusals = True, 0
 
     def decide(self, end: End, lived_s: float = 0.0) -> RestartDecision:
-        """Return the decision after a worker has ended. It was ready for `lived_s` seconds."""
+        """Return the decision after a worker has ended. `lived_s` is how long it was ready, in seconds."""
         isolation, is_first = self._isolation, not self.has_started
         if end is End.TRIAL:
             return RestartDecision()

@@ -1,7 +1,6 @@
 """Imports the LiteRT engine, and loads model files into its interpreter.
 
-When a process opens its first session, the engine prints a line to standard error. This module suppresses it,
-because the line comes from C++ and does not depend on the log level.
+The engine prints a line to standard error when a process opens its first session. This module suppresses it.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Tests a package in a child process before an engine opens it for the first time on this machine.
 
 Engines are native code. For example, onnxruntime 1.24.4 aborts on models that newer releases open. This would
-end the whole process and all other models in it. Therefore, a child process opens and tests the package
-first. Only the first opening is slower, because the result is stored for this package, engine release and
-processor.
+end the whole process and all other models in it. Only the first opening is slower, because the result is
+stored for this package, engine release and processor.
 """
 
 import json

@@ -4,7 +4,7 @@
 standard error if the test fails. REQUEST is a JSON object:
 
 - `package`: The path of the package.
-- `sha256`: The digest of the verified manifest. By default, the device's keys verify the package.
+- `sha256`: The expected digest of the manifest. By default, the signature is verified instead of the digest.
 - `submodel`, `variants`: The part to open. The default is the preferred variant of the whole model.
 - `threads`: The number of threads per inference.
 - `forget`: If true, a success is not stored, see `package_opening`.
@@ -38,7 +38,7 @@ _VERIFIED_LIMITS: Final = Limits(
 
 
 def main(request: Mapping[str, Any]) -> str:
-    """Self-test the package in a REQUEST. Return the fault, or an empty text."""
+    """Self-test the package in `request`. Return the faults, or an empty text if there are none."""
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")

@@ -86,7 +86,7 @@ class CacheEntry:
     Attributes:
         precision: The precision of the engine, or None if there is no engine.
         seconds: A dict from each measured precision to its median latency in seconds.
-        notes: The reasons why other engines were not stored.
+        notes: The reasons why engines of other precisions failed.
         plan: The serialized engine. None if TensorRT cannot parse the model or all engines compute wrong
             values.
     """
@@ -200,7 +200,12 @@ class EngineCache:
             return None
 
     def write_timing(self, key: EngineKey, timing: bytes) -> None:
-        """Store the timing cache for the machine of `key`."""
+        """Write or replace the timing cache for the machine of `key`.
+
+        Raises:
+            OutputError: The folder cannot be written.
+            OSError: The folder cannot be created.
+        """
         _make_folder(self.root)
         with write_atomically(self._timing_path(key), mode=0o600) as file:
             file.write(timing)

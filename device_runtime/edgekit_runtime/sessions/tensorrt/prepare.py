@@ -61,7 +61,7 @@ class BuildJob:
         golden: The tensors that an engine must reproduce.
         inputs, outputs: The inputs and outputs in the manifest.
         timings: The timing caches in the package.
-        local_key: The key of the engine in the cache, or None if the package is not encrypted.
+        local_key: The key that encrypts cached engines, or None if the package is not encrypted.
     """
 
     key: EngineKey

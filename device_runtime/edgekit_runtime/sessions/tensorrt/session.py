@@ -24,7 +24,7 @@ class EngineState:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
         precision: The precision of the engine, or None before it serves.
         seconds: A dict from each measured precision to its median latency in seconds.
-        notes: The reasons why the build failed or other engines were not stored.
+        notes: The reasons why the build or engines of other precisions failed.
     """
 
     phase: str
