@@ -53,7 +53,7 @@ class Table(DeclarativeBase):
 def read_record(kind: type[Record], row: Table, **others: Any) -> Record:
     """Return an object of the class `kind`, whose fields have the values of the columns with the same names.
 
-    `others` contains the values of all remaining fields by name.
+    `others` contains further field values by name, which take precedence over the columns.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     columns = set(row.__table__.columns.keys())

@@ -45,7 +45,7 @@ _SIZE = re.compile(rf"([0-9.]+)\s*({'|'.join(_BYTES)})")
 def parse_bandwidths(text: str) -> tuple[float, ...]:
     """Parse bandwidths in Mbit/s, either as comma-separated numbers or as a range `A..B`.
 
-    A range gives 9 values at equal ratios.
+    A range gives 9 values with a constant ratio between neighbours.
 
     Raises:
         click.BadParameter: The text is neither a range nor numbers above 0.
