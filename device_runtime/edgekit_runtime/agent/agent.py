@@ -182,10 +182,10 @@ class Agent:
     def turn(self, elapsed_s: float) -> bool:
         """Process received messages, decide, begin a step, and report. `run` calls this repeatedly.
 
-        `elapsed_s` is the time since the last turn.
+        `elapsed_s` is the time since the last call.
 
         Returns:
-            False if the turn failed, for example because the disk is full. The next turn tries again.
+            False after a failure, for example because the disk is full. The next call tries again.
         """
         self._receive(0.0)
         try:

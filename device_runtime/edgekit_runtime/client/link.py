@@ -215,7 +215,7 @@ class Link:
             self.close()
 
     def read_tcp_field(self, offset: int, size_bytes: int = 4) -> int | None:
-        """See `read_tcp_field`. This may be called from any thread."""
+        """See the function `read_tcp_field`. This may be called from any thread."""
         connected = self._socket
         return None if connected is None else read_tcp_field(connected, offset, size_bytes)
 

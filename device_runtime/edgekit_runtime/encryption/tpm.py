@@ -1,4 +1,4 @@
-"""The key of this device in its TPM 2.0, which is used with the programs of tpm2-tools.
+"""The key of this device in its TPM 2.0, which is accessed with tpm2-tools.
 
 The TPM derives the key from its own seed and from 32 random bytes in `device-key.json`. It computes the key
 exchange itself, so the private key never leaves the TPM. The key is lost after `tpm2_clear`, or when the

@@ -143,7 +143,7 @@ class LinkEstimate:
         self._note_rate(bits_per_s, is_small=size_bytes < _SMALL_BYTES)
 
     def note_cut_off(self, exchange: Exchange) -> None:
-        """Record a request that was aborted while it was being sent. Its `upload_bytes` have arrived."""
+        """Record a request that was aborted while being sent. Its `upload_bytes` are those that arrived."""
         self.is_claimed = False
         moving_s = max(exchange.elapsed_s - (self.rtt_s or 0.0), exchange.elapsed_s / 2, 1e-6)
         bits_per_s = max(exchange.upload_bytes * _BITS / moving_s, _LEAST_BITS_PER_S)

@@ -43,7 +43,7 @@ class StepResult:
         outcome: `unchanged` keeps the state of the execution, `installed` begins the trial of the new
             version, `retry` repeats the step, `refused` and `failed` end the execution.
         code, reason: the same fields as in `Execution`.
-        wait_s: wait before the next attempt, or None for a random time that grows with the failures.
+        wait_s: wait before the next attempt, or None for a random time that grows with each failure.
         max_failures: number of consecutive failures with the same code after which the execution fails, or
             None.
     """
