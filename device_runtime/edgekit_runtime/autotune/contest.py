@@ -1,8 +1,8 @@
 """Compares the speed of settings of a package in several fresh processes.
 
-The speed of a setting depends on where the system places the threads and the memory of a process. They stay there
-while the process runs. Therefore each process contributes one value per setting, which is the lower quartile
-of its measurements.
+The speed of a setting depends on where the system places the threads and the memory of a process. They stay
+there while the process runs. Therefore each process contributes one value per setting, which is the lower
+quartile of its measurements.
 """
 
 import time
