@@ -1,3 +1,3 @@
-"""The host side: import, optimisation, quantization, measurement, choice under a budget, packages, report."""
+"""The host side: imports, optimises, quantizes, measures and packages models, and writes reports."""
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a module of ours imports onnxruntime

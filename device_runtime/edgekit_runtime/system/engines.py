@@ -149,7 +149,7 @@ ENGINES: Final[dict[str, Engine]] = {}
 
 
 def register(engine: Engine) -> Engine:
-    """Add an engine's record to the registry or replace it, and return the record."""
+    """Add a record to the registry, replacing any record of the same name. Return it."""
     ENGINES[engine.name] = engine
     return engine
 

@@ -58,7 +58,7 @@ def find_socket() -> Path:
 
 
 def find_running_service() -> Path | None:
-    """Return the socket of the service of the user or the system, or None if neither is accessible."""
+    """Return the socket of the user's or the system's service, or None if neither is accessible."""
     sockets = (folder / _SOCKET_NAME for folder in _list_socket_folders())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 

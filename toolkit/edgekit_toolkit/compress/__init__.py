@@ -1,1 +1,1 @@
-"""Compression of a float model before quantization: second-order rounding of weights, channel pruning."""
+"""Compression of a float model before quantization: second-order rounding of weights and channel pruning."""

@@ -73,7 +73,7 @@ class Compression:
         return slice_channels(model, self.channels) if self.channels else model
 
     def apply(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return a copy of `model`, which is a result of `slice`, with the decoded weights and biases.
+        """Return a copy of a model that `slice` returned, with the decoded weights and biases.
 
         Raises:
             ValueError: The model lacks a weight or bias, or it has another shape.

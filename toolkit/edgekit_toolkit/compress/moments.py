@@ -70,7 +70,7 @@ class Moments:
         return cls(own, cross, mean, float_mean, columns)
 
     def restrict(self, columns: NDArray[np.intp]) -> "Moments":
-        """Return the moments for the compressed network's columns at these positions (0 to J - 1)."""
+        """Return the moments for only these columns of the compressed network (indices from 0 to J - 1)."""
         own = self.own[:, columns[:, None], columns]
         mean = self.mean[:, columns]
         return Moments(own, self.cross[:, :, columns], mean, self.float_mean, self.columns[columns])

@@ -1,4 +1,4 @@
-"""Rounds the weights of a model layer by layer. Each layer is fitted to inputs from the rounded layers."""
+"""Rounds the weights of a model layer by layer. Each layer is fitted to its inputs from rounded layers."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -6,10 +6,10 @@ drop is in points, which are hundredths of the score. A negative drop is a gain.
 All metrics use the same interval. To compute its upper end, one sample with the largest possible loss is
 added, and all samples get random weights (uniform over all weights with the sum 1). The upper end is a
 quantile of the weighted mean change. The added sample accounts for rare large losses that no sample shows.
-For example, a limit of 1 point needs 368 samples even if there is no loss. For changes of 0 and 1, the upper
-end is that of Clopper and Pearson. For many samples with small changes, it approaches that of the normal
-distribution. The lower end is computed in the same way with an added sample that has the largest possible
-gain. This gain is 0 if the float model is the reference.
+For example, a limit of 1 point needs 368 samples even if there is no loss. If all changes are 0 or 1, the
+upper end is that of Clopper and Pearson. For many samples with small changes, it approaches that of the
+normal distribution. The lower end is computed in the same way with an added sample that has the largest
+possible gain. This gain is 0 if the float model is the reference.
 """
 
 import math

@@ -72,7 +72,7 @@ def describe_folder(path: Path) -> str:
 
 
 def describe_signature(head: bytes) -> str | None:
-    """Return a text on a file that begins with `head`, or None if the kind of the file is unknown.
+    """Return a text about a file that begins with `head`, or None if the kind of the file is unknown.
 
     The text states the kind and what to do.
     """
@@ -98,7 +98,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return a text on a file or folder that is not a package, or None if it may be a package.
+    """Return a text about a file or folder that is not a package, or None if it may be a package.
 
     The text states the kind and what to do.
     """
