@@ -149,7 +149,7 @@ class Graph:
         """Yield each operation with the positions of its inputs that depend on the graph's input values.
 
         An operation is followed by the operations of its bodies. `outer` holds the tensors of the surrounding
-        graph that depend on such values.
+        graph that depend on input values.
         """
         dependent = {*self.inputs, *outer}
         for operation in self.operations:

@@ -81,7 +81,7 @@ class Placement:
         return points
 
     def to_input(self, corners: Floats) -> Floats:
-        """Convert points that `to_picture` returned back to points of the input, without clipping."""
+        """Convert points from `to_picture` back to points of the input, without clipping."""
         pairs = corners.reshape(*corners.shape[:-1], corners.shape[-1] // 2, 2)
         within = pairs - np.array(self.origin, np.float32)
         points: Floats = (within * self._scale + self._start).reshape(corners.shape)

@@ -1,7 +1,7 @@
 """Finds the sensors of this device, and reads them all at once.
 
-Each module of this folder that has a function `find_sensors` finds one family of sensors. To add a family,
-add a file. Reading takes up to some milliseconds, so `sampling` does it on a separate thread.
+Each module of this folder that has a function `find_sensors` finds one family of sensors. Reading takes up to
+some milliseconds, so `sampling` does it on a separate thread.
 """
 
 import shutil

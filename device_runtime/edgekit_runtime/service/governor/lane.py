@@ -1,7 +1,7 @@
 """The lane of a governed model, which switches between several settings.
 
-All settings are loaded and warmed up before the first call, so a switch is one assignment and delays no call.
-Calls that were accepted under an earlier setting are still answered by the lane of that setting.
+All settings are loaded and warmed up before the first call, so a switch delays no call. Calls that were
+accepted under an earlier setting are still answered by the lane of that setting.
 """
 
 from collections.abc import Callable, Mapping

@@ -195,7 +195,7 @@ class MessageResponder:
         return not self.rpc.is_open
 
     def respond(self, head: Buffer, *body: Buffer) -> None:
-        """Send an HTTP response as a message. The buffers must not change until it is sent."""
+        """Send an HTTP response as a message. The buffers must not change until they are sent."""
         try:
             parts = self.rpc.method.encode_response(bytes(head), *body)
         except Exception as error:  # else the client would wait for ever

@@ -467,7 +467,7 @@ class Connection:
     def on_timeout(self) -> None:
         """Close the connection. If a request is incomplete, respond with the reason first.
 
-        If a body or a response makes progress, the deadline is extended instead.
+        If a body or a response makes progress, the connection gets a new deadline and stays open.
         """
         parser, buffer = self._parser, self._send_buffer
         moved_bytes = parser.body_bytes if buffer is None else buffer.left_bytes

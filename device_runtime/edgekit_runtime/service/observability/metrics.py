@@ -123,7 +123,7 @@ class LaneMetrics:
     def cache_hits(self) -> int:
         """The number of calls answered from the response cache.
 
-        Some waited for the result of an equal call.
+        This includes calls that waited for the result of an equal call.
         """
         return self.cached.count
 
