@@ -1,4 +1,4 @@
-"""Rounds the weights of a model layer by layer. Each layer is fitted to its inputs from rounded layers."""
+"""Rounds the weights of a model layer by layer. Each layer is fitted to its inputs in the rounded model."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
