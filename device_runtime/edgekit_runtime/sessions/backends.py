@@ -29,7 +29,7 @@ def open_session(
 ) -> Session:
     """Return a session of a variant. If its engine is not installed, the fallbacks are tried in order.
 
-    The results of earlier tournaments and tuning on this machine are used, see `local_results`.
+    The results of `edgekit-device tournament` and `edgekit-device tune` on this machine are used.
 
     Args:
         package: The path of a package to verify and open, or an opened package, which is not closed.
@@ -76,8 +76,8 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
 def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
     """Return the name of the preferred variant on this machine and a session of it.
 
-    The preferred variant is the winner of a tournament on this machine, or else the default variant. If none
-    of its engines is installed, the next variant with an installed engine is used.
+    The preferred variant is the winner of `edgekit-device tournament` on this machine, or else the default
+    variant. If none of its engines is installed, the next variant with an installed engine is used.
 
     Args:
         package: The verified package.

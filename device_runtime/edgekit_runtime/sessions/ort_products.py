@@ -31,7 +31,7 @@ PROBE: Final = bytes.fromhex(
 
 @functools.cache
 def saturates() -> bool:
-    """Return whether sums of uint8 by int8 products saturate in onnxruntime on this processor.
+    """Return whether sums of products of uint8 and int8 saturate in onnxruntime on this processor.
 
     The first call runs a small model to find out, which takes about 1 ms.
 

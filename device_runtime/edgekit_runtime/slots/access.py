@@ -37,7 +37,7 @@ def make_folder(path: Path, mode: int, disk: Disk) -> None:
 
     Raises:
         SlotError: The folder cannot be created.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     missing = []
     while not os.path.isdir(path):  # noqa: PTH112  # Path.is_dir() raises where a folder above is closed
@@ -62,7 +62,7 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
 
     Raises:
         SlotError: `folder` is not a folder, or other users can change it.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     try:
         status = folder.stat() if may_be_link else folder.lstat()
@@ -89,7 +89,7 @@ def hold_for_service(folder: Path) -> Iterator[None]:
 
     Raises:
         SlotError: Another service holds the lock, or the folder cannot be created or read.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     make_folder(folder, 0o755, DISK)
     try:
@@ -134,7 +134,7 @@ def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     Raises:
         RecordError: The folder is missing, its file system has no locks, or another process holds the lock
             for longer than `wait_s`.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     give_up_s = time.monotonic() + wait_s
     try:
@@ -168,7 +168,7 @@ def read_own_file(path: Path, max_bytes: int) -> bytes:
     Raises:
         OSError: The file is missing or cannot be read.
         ForeignFileError: The file is not regular, belongs to another user, or exceeds `max_bytes`.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

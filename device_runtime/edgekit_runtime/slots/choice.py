@@ -82,7 +82,7 @@ def open_first(
 
     Raises:
         NothingToOpenError: No package is intact.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     problems = [] if problem is None else [problem]
     for item in candidates:
@@ -118,7 +118,7 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     Raises:
         NothingToOpenError: No package is intact. Nothing is recorded.
-        UnavailableError: The machine lacks descriptors or memory. Nothing is recorded.
+        UnavailableError: No file descriptor or memory is available. Nothing is recorded.
         SlotError: `decide` raised it.
     """
     try:

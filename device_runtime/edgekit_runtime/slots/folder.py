@@ -120,7 +120,7 @@ class ModelFolder:
 
         Raises:
             RecordError: The disk is full, the folder is not writable, or `loaded` is not replaceable.
-            UnavailableError: The machine lacks descriptors or memory.
+            UnavailableError: No file descriptor or memory is available.
         """
         if state == loaded.state and loaded.problem is None:
             return

@@ -67,8 +67,8 @@ class Place:
 class Slots:
     """The installed models in one folder.
 
-    All methods raise `UnavailableError` if the machine lacks descriptors or memory, which is not a failure of
-    the version. They raise `SlotError` if the model is unknown, if other users can change its folder, or if a
+    All methods raise `UnavailableError` if the machine lacks file descriptors or memory. The version is not
+    the cause. They raise `SlotError` if the model is unknown, if other users can change its folder, or if a
     change cannot be recorded.
 
     Attributes:
@@ -88,7 +88,7 @@ class Slots:
 
         Raises:
             SlotError: The folder cannot be read, or other users can change it.
-            UnavailableError: The machine lacks descriptors or memory.
+            UnavailableError: No file descriptor or memory is available.
         """
         try:
             paths = list(self._models.iterdir())
@@ -214,7 +214,7 @@ class Slots:
         `reason` is a text for the user. See `begin_start` for `counted` and `without`.
 
         Raises:
-            UnavailableError: The machine lacks descriptors or memory. The failure is recorded.
+            UnavailableError: No file descriptor or memory is available. The failure is recorded.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:

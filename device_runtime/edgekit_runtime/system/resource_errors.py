@@ -15,7 +15,7 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 def is_lack(cause: BaseException) -> bool:
-    """Return whether `cause` means that the machine lacks descriptors or memory.
+    """Return whether `cause` means that the machine lacks file descriptors or memory.
 
     If this process has its own memory limit, the result is False for a lack of memory.
     """
@@ -26,14 +26,14 @@ def is_lack(cause: BaseException) -> bool:
 
 
 def check_lack(cause: BaseException, doing: str) -> None:
-    """Raise an error if `cause` means that the machine lacks descriptors or memory.
+    """Raise an error if `cause` means that the machine lacks file descriptors or memory.
 
     Args:
         cause: An error of the system, or a `MemoryError`.
         doing: The failed action, for the message.
 
     Raises:
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     if not is_lack(cause):
         return

@@ -29,7 +29,7 @@ def read_public_key(path: Path) -> Key:
     Raises:
         SignatureError: The file cannot be read, is not a regular file, is too large, or contains no public
             key that securesystemslib supports.
-        UnavailableError: The machine lacks descriptors or memory.
+        UnavailableError: No file descriptor or memory is available.
     """
     return read_public_file(path)[0]
 

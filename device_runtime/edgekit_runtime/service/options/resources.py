@@ -29,7 +29,7 @@ class ModelMemory:
 
     Attributes:
         max_bytes: The limit of the estimated memory of all loaded models, or None for no limit.
-        load_wait_s: How long a request may wait for its model to be loaded again. Then it gets status 503.
+        load_wait_s: How long a request waits for its model to be loaded again before it gets status 503.
         max_waiting: The maximum number of requests that wait for such loads. Further requests get status 503.
 
     Raises:

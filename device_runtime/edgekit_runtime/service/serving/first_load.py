@@ -11,7 +11,7 @@ def load_tested(
     open_remote: OpenRemote | None = None,
     beside: Loaded | None = None,
 ) -> Loaded:
-    """Load a package like `load`. If it will run in this process, a child process tests it first.
+    """Load a package with `load`. If its model runs in this process, a child process tests it first.
 
     Raises:
         BackendError: As in `load`, or the child process crashed.

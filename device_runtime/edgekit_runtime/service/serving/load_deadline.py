@@ -1,7 +1,7 @@
 """Loads a model on its own thread with a time limit.
 
 If the load takes too long, sessions that have a method `interrupt` are interrupted. If this does not end the
-thread, it keeps running, because a thread cannot be stopped from outside. The error then states this.
+thread, the error states that the thread is still running.
 """
 
 import threading

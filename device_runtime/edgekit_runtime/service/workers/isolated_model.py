@@ -373,7 +373,7 @@ class WorkerTrialRunner(TrialRunner):
 
     Attributes:
         host: The version in use.
-        deadline_s: The time limit for opening the candidate, as a time of the event loop.
+        deadline_s: The latest time to open the candidate, on the clock of the event loop.
         worker: The worker that runs the candidate, or None until a worker is ready.
         figures: The statistics of the rollout in the worker. Empty before the first report.
         report: Called with the verdict. None before `begin` and after the trial.

@@ -97,7 +97,7 @@ class Supervisor:
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
         """Pass a request with its connection to a worker. Return True if a worker accepted it.
 
-        If the path does not belong to an isolated model, this method sets `head.clearance`. The server then
+        If the path does not belong to an isolated model, this method sets `head.clearance`, and the server
         does not call it again for requests with this head.
         """
         target = parse_infer_path(head.path)
