@@ -30,11 +30,14 @@ from edgekit_cli.shared_options import as_json_option, keys_folder_option
 @keys_folder_option()
 @as_json_option
 def command(package: Path, *, form: str, folder: Path, keys_folder: Path | None, as_json: bool) -> None:
-    """Verify PACKAGE, and write it for other tools.
+    """Verify PACKAGE, and write it in a format of another tool.
 
-    onnx and tflite write the models in the package. ort-model-package writes the ONNX models as the variants
-    of one component. android writes a folder for an app, with Kotlin code that prepares inputs and reads
-    outputs. oci writes the package itself as an artifact, and only this format keeps the signature.
+    The formats onnx and tflite are the model files of the package. The format ort-model-package contains the
+    ONNX models as the variants of one component. The format android is a folder for an app, with Kotlin code
+    that prepares inputs and reads outputs. The format oci is an artifact with the whole package, and only
+    this format keeps the signature.
+
+    The command fails if no trusted key has signed PACKAGE, or if the format does not support its models.
     """
     import json
 

@@ -80,9 +80,12 @@ def name_public_key(public_key: bytes) -> str:
 
 
 def wrap_for(content_key: ContentKey, public_keys: Iterable[bytes]) -> dict[str, str]:
-    """Return a dict from the id of each device's key to the content key wrapped for this device.
+    """Return `Header.recipients`: a dict from ids of public keys to the wrapped content key in base64.
 
-    The result is used as `Header.recipients`.
+    `public_keys` are uncompressed points of P-256.
+
+    Raises:
+        EncryptionError: a public key is malformed.
     """
     return {name_public_key(point): wrap_key(content_key, point) for point in public_keys}
 

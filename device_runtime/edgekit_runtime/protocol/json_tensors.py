@@ -53,7 +53,7 @@ def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], wh
     """Convert a JSON array to an array of the given dtype and shape.
 
     The list may be flat, or nested like the shape. The types of the values are checked, because numpy would
-    silently convert strings and booleans to numbers, and round fractions.
+    silently convert strings and booleans to numbers, and round fractions. Error messages start with `where`.
 
     Raises:
         RequestError: The list does not have that shape, or a value does not fit `dtype`.

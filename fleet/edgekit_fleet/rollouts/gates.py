@@ -104,7 +104,8 @@ def measure(
             gates with the comparison `level` have evidence.
         after: The figures of the new version.
         controls: The figures of each control device in the same two periods. Control devices have the same
-            class and still run the old version. Fewer than 5 control devices are ignored.
+            class and still run the old version. If fewer than 5 of them have known figures for a gate, the
+            median change for this gate is taken as 0.
 
     Returns:
         A dict from the name of a gate to the evidence, which is larger for worse figures (see

@@ -182,7 +182,8 @@ class WithdrawalEntry:
 class ClockSetBack:
     """The manager's clock was `ahead_s` seconds fast and has been corrected.
 
-    All times in the progress that are later than this entry are set to the time of the entry.
+    When this entry is applied to a `Progress`, each time in the `Progress` that is later than the time of the
+    entry is replaced by the time of the entry.
     """
 
     ahead_s: Annotated[float, Range(0.0, 1e12)]

@@ -1,4 +1,4 @@
-"""The fleet of a command, either in a local folder or on a server."""
+"""Connects a command to its fleet, which is in a local folder or on a server."""
 
 from __future__ import annotations
 

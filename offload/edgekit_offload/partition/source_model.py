@@ -119,8 +119,8 @@ class SourceModel:
         The batch is called `N`. Each other free dimension has a unique name.
 
         Raises:
-            CutError: The tensor cannot be sent because it is a sequence, an optional or text, or because its
-                rank is not fixed.
+            CutError: The value is an ONNX `sequence` or `optional`, its dtype cannot be sent (such as
+                `string`), or its rank depends on the data.
         """
         runs: list[Any] = [values.get(tensor) for values in self.samples]
         if not all(map(is_plain, runs)):
@@ -138,8 +138,8 @@ class SourceModel:
         """Return the dtype and shape of a tensor that is sent over the link. Only axis 0 can be free.
 
         Raises:
-            CutError: The tensor is a sequence, an optional or text, or its shape depends on more than the
-                batch.
+            CutError: The value is an ONNX `sequence` or `optional`, its dtype cannot be sent (such as
+                `string`), or its shape depends on more than the batch.
         """
         spec, (single, _, other) = self.spec(tensor), self.samples
         if (

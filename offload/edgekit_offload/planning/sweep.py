@@ -1,8 +1,8 @@
 """Finds the cheapest cuts for a grid of links and loads, each with a certificate.
 
-The solver starts from the previous solution for each point of the grid. Even if it is cheaper to run all
-kernels on one side, the best cut with kernels on both sides is found too, so that the report can show its
-cost.
+A point of the grid is a link and a load. The points are solved one after the other, and the solver starts
+from the solution that it found last. For some points, the best cut with kernels on both sides is found even
+if it is cheaper to run all kernels on one side, so that the report can show its cost.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -22,8 +22,8 @@ _MAX_FLOAT32: Final = 1e15  # a sum of squares stays finite
 class Moments:
     """Second moments and means of a layer's input patches in the float and in the compressed network.
 
-    There are G groups. Patches have K columns in the float network. The compressed network has J of these
-    columns.
+    The layer has G groups, such as those of a grouped convolution. In each group, a patch has K columns in
+    the float network. The compressed network keeps J of these columns.
 
     Attributes:
         own: The second moment of the compressed network's patches, [G, J, J].
@@ -47,7 +47,10 @@ class Moments:
         centred: bool,
         columns: NDArray[np.intp] | None = None,
     ) -> "Moments":
-        """Return the moments of patches that both networks have at the same P positions.
+        """Return the moments of a layer's input, measured on P patches of each network.
+
+        `patches[p]` and `float_patches[p]` are from the same sample and the same position. For the axes G, J
+        and K, see `Moments`.
 
         Products are computed in the dtype of the patches, or in float64 if values are very large.
 

@@ -27,10 +27,12 @@ class TwinRun:
     """A float run and a compressed run of one graph, which differ in the weights of the layers.
 
     Args:
+        model: The float model.
         layers: The layers of the float model, in order.
+        samples: The inputs of both runs, with one dict for each inference.
         threads: The number of threads of one inference.
-        compressed: The model of the compressed run, with the same nodes in the same order. The default is
-            `model`.
+        compressed: The model of the compressed run, with the same nodes in the same order as `model`. None if
+            both runs use `model`.
         is_single: Whether to run only the float model and to use its values as those of the compressed run.
             `compressed` and `quantize` are then ignored.
         quantize: Takes the name and the values of a layer's input. Returns the values for the compressed run.

@@ -85,7 +85,11 @@ class Drop:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the drop in points, assuming one more sample with the largest loss."""
+        """The standard error of the drop in points.
+
+        As for the interval, one sample with the largest possible loss is added, because a large loss can be
+        so rare that no sample shows it.
+        """
         changes, counts = np.append(self.changes, 1.0), np.append(self.counts, self.heaviest)
         deviations = changes - np.average(changes, weights=counts)
         return 100 * math.sqrt(np.average(deviations**2, weights=counts) / counts.sum())

@@ -80,7 +80,10 @@ class Probes:
 
     @property
     def stacked(self) -> Outputs:
-        """The outputs of all runs, joined along the first axis, or of the first run if shapes differ."""
+        """The outputs of all runs, joined along the first axis.
+
+        If the shapes differ between runs or an output is a scalar, these are the outputs of the first run.
+        """
         shapes = {tuple((name, value.shape) for name, value in run.items()) for run in self.runs}
         if len(shapes) > 1 or not all(value.ndim for value in self.runs[0].values()):
             return self.runs[0]

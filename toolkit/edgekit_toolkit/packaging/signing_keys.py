@@ -137,13 +137,19 @@ def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
 
 
 def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None = None) -> KeyInfo:
-    """Store the public key and the URI of a key in an HSM or KMS.
+    """Register a signing key whose private key is in an HSM or KMS.
 
-    `uri` is passed to `Signer.from_priv_key_uri` of securesystemslib. `public_key_path` is the path of a PEM
-    file.
+    The public key and the URI of the private key are written to `folder`.
+
+    Args:
+        name: The name of the key.
+        uri: The URI of the private key. It is passed to `Signer.from_priv_key_uri` of securesystemslib.
+        public_key_path: The path of the public key, which is a PEM file.
+        folder: The folder of the keys, or None for `find_keys_folder()`.
 
     Raises:
-        SignatureError: The URI cannot be used with that public key, or another key has the name.
+        SignatureError: The PEM file is not a public key, the URI cannot be used with the public key, the name
+            is invalid, or another key has the name.
         OutputError: The folder cannot be written.
     """
     _open_uri(uri, read_public_key(public_key_path))

@@ -85,9 +85,11 @@ class CompressionTask:
         floats: The float model to compress.
         open_quantizer: Returns the quantizer of another float model for the same engine.
         calibration: Returns a new iterator over the calibration samples.
-        needs_fewer_macs: Whether a limit on latency, energy, memory or size excludes the plain forms.
+        needs_fewer_macs: Whether a limit on latency, energy, memory or size excludes the plain forms, which
+            are the forms without compression.
         arch: The processor architecture of the target, such as `x86_64`.
-        max_transport_bytes: The limit on the transport size, or infinity if the plain forms meet it.
+        max_transport_bytes: The limit on the transport size in bytes, or infinity if this limit does not
+            exclude the plain forms.
         transport_bytes: Returns the transport size of a package with a given model and kind of form.
         max_drop: The limit on the drop of the score in points, or infinity.
         measure_drops: Returns the drop of the score of each float model in points.

@@ -107,8 +107,8 @@ class Run:
         warnings: Sentences for the user, see `find_warnings`.
         memory_here: The memory of the chosen candidate, or None before it is measured.
         tournament: The results of all engines. Empty without a tournament.
-        slower_than: A description of a float model that is faster on this machine but exceeds a limit, or an
-            empty string.
+        slower_than: A text such as `1.20 x LABEL on ENGINE` if the chosen candidate is slower on this machine
+            than a float model that exceeds a limit. Otherwise an empty string.
         variants: The further variants of the package.
         whole: The chosen candidate after its variants were added or its version was changed. None if neither
             happened.

@@ -122,11 +122,17 @@ def near_bias(
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return float weights that differ from `earlier` by multiples of a step. Shapes and dtypes are equal.
+    """Return float weights that are close to `new` and differ from `earlier` by multiples of a step.
 
-    In float16, the step is at most 0.9 times the root mean square of the change. In float32, the bits of the
-    weights are compared as int32, and the step is a power of two. Weights that are NaN or infinite are copied
-    from `new`, and so are float32 weights whose sign changes.
+    In float16, the step is at most 0.9 times the root mean square of `new - earlier`, but at least 2^-24. In
+    float32, the bits of `new` and `earlier` are compared as int32, and the step is a power of two.
+
+    A weight is copied from `new` if it is NaN or infinite there or after rounding. A float32 weight is also
+    copied if its sign differs between `new` and `earlier`.
+
+    Args:
+        new: The weights of the new version, in float16 or float32.
+        earlier: The weights of the earlier version, with the same shape and dtype.
     """
     stepped = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(stepped) & np.isfinite(new), stepped, new).reshape(new.shape)

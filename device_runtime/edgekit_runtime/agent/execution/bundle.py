@@ -161,9 +161,9 @@ class BundleLink:
         """Do nothing, because there is no connection."""
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
-        """Collect a report or event for the results file.
+        """Collect a report or event for the results file. Ignore `key` and `is_retained`.
 
-        Stop the agent after an event `attack`, or after a report whose status is not `working`.
+        Stop the agent after an event `attack`, or a report whose status is not `working`.
         """
         if kind == "event":
             event = unseal(payload, "event", Event, self._keys, "event")

@@ -247,7 +247,7 @@ class Regions:
             self.on_add(region)
 
     def of(self, *, is_local: bool) -> list[Region]:
-        """Return the regions that a client may use, see `find`."""
+        """Return the regions that a client may use: all if `is_local` (Unix socket), else no memfds."""
         return [region for region in self if is_local or not region.is_mapped]
 
     def remove(self, region: Region) -> None:

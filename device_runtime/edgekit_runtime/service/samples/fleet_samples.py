@@ -91,7 +91,7 @@ class FleetSamples:
         return {"allowed": self._options.allow, "orders": stated}
 
     def close(self) -> bool:
-        """Finish the queued jobs, see `Writer.close`."""
+        """Finish the queued jobs. Return False if some are unfinished after at most 4 s."""
         return self._writer.close()
 
     def _set_orders(self, models: Set[str]) -> None:

@@ -443,7 +443,7 @@ def _share(instances: Sequence[Session]) -> list[Session]:
 
 
 def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:
-    """Return the answer of a session to one call. This does not raise."""
+    """Return the outputs of one call. Errors are returned as `EdgekitError`, not raised."""
     try:
         return session.run(inputs)
     except EdgekitError as error:

@@ -97,8 +97,8 @@ class Supervisor:
     def pass_on(self, connection: Connection, head: RequestHead) -> bool:
         """Pass a request with its connection to a worker. Return True if a worker accepted it.
 
-        If the path does not belong to an isolated model, this method sets `head.clearance`, and the server
-        does not call it again for requests with this head.
+        If the path does not belong to an isolated model, set `head.clearance`, so that the server need not
+        call this method for later requests with the same head.
         """
         target = parse_infer_path(head.path)
         if target is None or target[0] not in self._names:

@@ -82,7 +82,17 @@ def endpoint(
     """Return a decorator that turns a function into an `Endpoint`.
 
     The function has the parameters `fleet`, `principal` and `request`, and returns the answer. Its type hints
-    determine the request and answer classes. For the arguments, see `Endpoint`.
+    determine the request and answer classes.
+
+    Args:
+        method: The HTTP method.
+        path: The path. Each `{name}` in it is a field of the request.
+        scope: The scope that the caller needs.
+        summary: A short description for the OpenAPI document.
+        status: The HTTP status of a success.
+        is_secret: Whether the answer contains a secret. Such an answer is not stored for repeated requests.
+        is_done: Returns whether an answer is final. A request with `wait` waits for a final answer. None if
+            requests do not wait.
     """
 
     def make(run: Callable[[Fleet, Principal, Request], Answer]) -> Endpoint[Request, Answer]:

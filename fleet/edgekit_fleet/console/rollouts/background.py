@@ -53,12 +53,12 @@ class Background(Generic[Result]):
 
         Args:
             key: A key that identifies the work. If work with this key is running, its result is awaited.
-            work: The function.
+            work: The function to run.
             is_again: Whether this call repeats an earlier one. If True, a recent result may be returned.
 
         Raises:
             RequestError: Too much work is waiting.
-            EdgekitError: See `work`.
+            EdgekitError: The function raised this error.
         """
         with self._lock:
             task = self._tasks.pop(key, None)

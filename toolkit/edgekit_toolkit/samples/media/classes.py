@@ -43,7 +43,7 @@ def find_box_names(paths: Iterable[Path]) -> tuple[str, ...]:
     The result is empty if there is no such data set.
 
     Raises:
-        DataError: `find_box_set` failed.
+        DataError: Something in a data set with boxes is missing or malformed, or a path cannot be read.
     """
     box_sets = (find_box_set(path) for path in paths)
     return next((box_set.names for box_set in box_sets if box_set is not None), ())
