@@ -31,9 +31,6 @@ class HttpLimits:
         min_bytes_per_s: The minimum transfer rate. Slower clients are disconnected.
         server_timing: Whether responses to inference requests state their duration (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).
-
-    Raises:
-        ValueError: A limit is not positive.
     """
 
     max_head_bytes: _Bytes = 16 << 10
@@ -62,9 +59,6 @@ class GrpcOptions:
         host: The TCP address to listen on.
         port: The TCP port. 0 means any free port, and None disables TCP.
         max_streams: The maximum number of simultaneous calls per connection. Further calls are refused.
-
-    Raises:
-        ValueError: The port is out of range.
     """
 
     unix_socket: str = ""

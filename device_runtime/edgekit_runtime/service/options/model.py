@@ -38,7 +38,7 @@ class SchedulingLimits:
             calls. A longer run is stopped, and its calls are refused. 0 means no limit.
 
     Raises:
-        ValueError: A field is out of range.
+        ValueError: `default_level` is not a level.
     """
 
     max_batch: Annotated[int, Range(1, MAX_BATCH)] = 1
@@ -72,9 +72,6 @@ class Isolation:
         niceness: The niceness of the workers, from 0 to 19.
         oom_score: The OOM score adjustment, from 0 to 1000. When memory runs out, the kernel first kills the
             processes with the highest score.
-
-    Raises:
-        ValueError: A value is out of range.
     """
 
     processes: Annotated[int, Range(1, 64)] = 1
@@ -100,7 +97,7 @@ class GovernorOptions:
         batches: The batch sizes to choose from, each at most `scheduling.max_batch`.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: `batches` is empty.
     """
 
     deadline_ms: Annotated[float | None, Range(0.001, 10**9)] = None

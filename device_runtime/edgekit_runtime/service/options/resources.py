@@ -31,9 +31,6 @@ class ModelMemory:
         max_bytes: The limit of the estimated memory of all loaded models, or None for no limit.
         load_wait_s: How long a request waits for its model to be loaded again before it gets status 503.
         max_waiting: The maximum number of requests that wait for such loads. Further requests get status 503.
-
-    Raises:
-        ValueError: A value is out of range.
     """
 
     max_bytes: Annotated[int | None, Range(1, 1 << 50)] = None

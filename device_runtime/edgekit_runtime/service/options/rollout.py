@@ -32,7 +32,7 @@ class Gates:
         alpha: The maximum probability of a wrong rollback, and of a wrong promotion.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: `min_agreement`, `max_extra_errors` or `alpha` is out of range.
     """
 
     min_agreement: float = 0.9
@@ -62,9 +62,6 @@ class CanaryOptions:
             versions run such a call again (see `PairedRuns`).
         retry: Whether the version in use answers the calls on which the candidate failed.
         comparison: How answers are compared, or None to choose by the model.
-
-    Raises:
-        ValueError: A share is out of range.
     """
 
     share: _Share = 0.1
@@ -86,9 +83,6 @@ class ShadowOptions:
         max_copied_bytes: The size limit of inputs that must be copied because the client may reuse their
             memory. Calls with larger inputs are skipped, because copying could delay the response.
         comparison: How answers are compared, or None to choose by the model.
-
-    Raises:
-        ValueError: A value is out of range.
     """
 
     share: _Share = 0.1
