@@ -174,7 +174,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits, as in `0.123`, or all integer digits, as in `1,234`."""
+    """Format a number with up to three significant digits (`0.012`), or all integer digits (`1,234`)."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

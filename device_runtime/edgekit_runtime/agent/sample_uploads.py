@@ -45,6 +45,7 @@ class SampleUploads:
         """Return whether a sample is waiting and may be sent now.
 
         `orders` is the result of `list_held`. `stated` is the result of `control.read_samples`.
+        `now_s` is monotonic.
         """
         return (
             stated.get("allowed") is True

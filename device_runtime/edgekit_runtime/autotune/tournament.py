@@ -79,8 +79,8 @@ def hold_tournament(
 ) -> Tournament:
     """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
-    The tournament ends early if a backend is at least 10 % faster than all others in each of three processes.
-    TensorRT first builds its engine, which can take minutes.
+    The tournament ends early after three or more processes if, in each of them, all other backends took at
+    least 10 % longer than the fastest. TensorRT first builds its engine, which can take minutes.
 
     Args:
         package: the package.

@@ -43,6 +43,7 @@ def forbid_dumps() -> None:
     """Prevent crashes of this process and its future children from writing memory to the disk.
 
     Core files are limited to 1 byte. Linux ignores a limit of 0 if it pipes core files to a program.
+    If it ignores 1 too, the core dump filter leaves all memory out of the core file.
 
     Source: core(5).
     """

@@ -64,8 +64,8 @@ class SpeedGate:
     def follow(self) -> bool:
         """Replace the usual speed by the most frequent speed if the usual speed has become rare.
 
-        A speed is rare if less than a third of the last 100 checks measured it. Return True if the usual
-        speed was replaced.
+        A speed is rare if less than a third of the last 100 checks measured it. Nothing changes before
+        20 checks. Return True if the usual speed was replaced.
         """
         usual = sum(self.is_usual(speed_s) for speed_s in self._speeds)
         if len(self._speeds) < _ENOUGH_CHECKS or usual >= _RARE_SHARE * len(self._speeds):

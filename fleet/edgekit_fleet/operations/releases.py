@@ -44,9 +44,11 @@ class ReleaseSummary:
     """A release.
 
     Attributes:
-        name, note, created_at, created_by: See `ReleaseRow`.
+        name, note: The name and the note of the release.
+        created_at: When the release was created, in seconds since 1970.
+        created_by: The user who created the release.
         is_withdrawn: Whether no rollout may use the release.
-        is_encrypted: Whether the packages are encrypted for the devices that may run them.
+        is_encrypted: Whether packages of the release are encrypted for the devices that may run them.
         packages: The model, version, target and size in bytes of each package.
         deltas: The model, target, old version and size in bytes of each delta. An unknown old version is
             replaced by the first 8 digits of the old package's digest. The old version is empty if the new

@@ -229,8 +229,8 @@ class SampleUploads:
         """Return whether the sample is already stored.
 
         Raises:
-            RequestError: 403 if the device has no order, 429 if its orders allow no more samples, or 503 if
-                the fleet stores no more.
+            RequestError: 403 if the device has no order or another device sent the sample, 429 if its
+                orders allow no more samples now, or 503 if the fleet stores no more.
         """
         now = time.monotonic()
         with self._store.snapshot() as session:
@@ -312,8 +312,9 @@ class SampleUploads:
         """Check a complete sample, and store it.
 
         Raises:
-            RequestError: 422 if it is not a sample or has no order, 410 if its order allows no more samples
-                of the device, or 403 if another device sent it or no samples are collected.
+            RequestError: 422 if it is not a sample or has no order, 410 if its order was stopped or no longer
+                applies to the device, or 403 if another device sent it, the device has no order or no
+                samples are collected.
             OutputError: The sample cannot be written.
         """
         sealed = path.read_bytes()

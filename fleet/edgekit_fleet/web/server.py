@@ -1,4 +1,4 @@
-"""The web server, which runs in a separate thread so that slow clients do not delay the manager."""
+"""The web server, in a separate thread so that slow disks and downloads do not delay the manager."""
 
 import asyncio
 import asyncio.sslproto

@@ -132,6 +132,7 @@ class Model(Protocol):
     def estimate_memory(self, dims: Mapping[str, int], *, blocked_layout: bool) -> MemoryEstimate | None:
         """Estimate the memory of the model without the engine, or return None if it must be measured.
 
+        `engine_bytes` of the estimate is 0.
         For the arguments see `optimise_as_engine`.
 
         Raises:

@@ -25,7 +25,7 @@ def write_plain_package(
     """Package an unoptimised model for the engine of its file format, and return the path of the package.
 
     Raises:
-        ModelError: The model is not supported, or has free dimensions other than the batch.
+        ModelError: The model cannot be used, or has free dimensions other than the batch.
         BackendError: The model does not run on generated inputs.
         OutputError: The package cannot be written.
     """

@@ -92,7 +92,7 @@ def prepare(request: Request, phases: Phases) -> Preparation:
     """Import and optimise the model, and read the samples.
 
     Raises:
-        ModelError: The model is not supported.
+        ModelError: The model cannot be used.
         DataError: The samples do not fit the model.
         BackendError: The engine fails on the source model.
     """

@@ -49,7 +49,7 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
 
     Raises:
         RecipeError: The recipe is for another model, or the installed tools build a different package.
-        ModelError: The model is not supported.
+        ModelError: The model cannot be used.
     """
     source = load_model(model_path, recipe.fixed, recipe.states)
     if source.sha256 != recipe.source_sha256:

@@ -54,7 +54,7 @@ def search(
         prepared: The model and samples from the search for another engine of the same request, or None.
 
     Raises:
-        ModelError: The model is not supported.
+        ModelError: The model cannot be used.
         DataError: The samples do not fit the model.
         BackendError: The engine fails on the source model.
         BudgetError: No form of the model can meet the limit on the size.

@@ -25,7 +25,7 @@ class GetVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddEvidence(StatedEvidence):
-    """Evidence for a gate with an outside judge.
+    """Evidence for a gate with an outside judge, which the rollout has declared.
 
     Attributes:
         name: The name of the rollout.
