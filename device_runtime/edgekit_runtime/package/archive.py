@@ -308,7 +308,7 @@ def read_unverified_manifest(
     is False, the artifacts are not read. This saves most of the time.
 
     Raises:
-        PackageError: As for `read_package`.
+        PackageError: As for `read_package`, except for an untrusted key or a wrong signature.
         UnavailableError: The machine has too little memory or too few file descriptors.
     """
 

@@ -81,7 +81,8 @@ class TrustStore:
         Users who can write to the folder decide what is trusted. Its permissions are not checked here.
 
         Raises:
-            SignatureError: `folder` is not a folder, or a file is not a public key.
+            SignatureError: `folder` is not a folder, or a file is not a public key. Such a file is not
+                skipped, because the missing key would show only later, as a refused update.
             UnavailableError: The keys cannot be read now.
         """
         return cls((read_public_key(path) for path in list_keys(folder)), folder)

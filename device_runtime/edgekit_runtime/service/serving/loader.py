@@ -162,6 +162,7 @@ def load(
     Raises:
         BackendError: No engine is installed, the engine or the self-test failed, or the load took too long.
         UnavailableError: The package cannot be opened now, for example because memory is short.
+            This is no evidence against the version.
     """
     manifest = package.manifest
     description = f"{package.path}: {manifest.name} {manifest.version}"

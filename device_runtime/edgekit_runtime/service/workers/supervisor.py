@@ -75,6 +75,7 @@ class Supervisor:
             BackendError: The model cannot be loaded in a worker.
             PackageError: The package cannot be read again.
             UnavailableError: The model cannot be loaded now, for example because memory is short.
+                This is no evidence against the package.
         """
         manifest = package.manifest
         host: IsolatedModel | None = None
