@@ -27,9 +27,10 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
 
     The batch contains rows with much larger and smaller values, to detect models that compute a scale, a norm
     or a maximum over all rows. Integer and bool inputs may be indices, so their values are taken from
-    `inputs`. Float outputs may differ by 0.1 % of the largest value in the row.
+    `inputs`. Float outputs may differ by 0.1 % of the largest value in the row. Other outputs must be equal.
 
-    The result is also False if a first dimension is not free, or the engine refuses the batch.
+    The result is also False if a first dimension is not free, an input has no row, or the engine refuses the
+    batch.
 
     Args:
         session: The session to test. It runs four times.

@@ -61,7 +61,8 @@ def check_private(folder: Path, *, may_be_link: bool = False) -> None:
     If `may_be_link` is True, a symbolic link is accepted and its target is checked.
 
     Raises:
-        SlotError: `folder` is not a folder, or other users can change it.
+        SlotError: `folder` is missing, is not a folder, is a link that is not accepted, or can be changed by
+            other users.
         UnavailableError: No file descriptor or memory is available.
     """
     try:

@@ -74,7 +74,7 @@ class Slots:
     Attributes:
         folder: The folder that `find_state_folder` returns. It may be missing.
         trust: The keys whose packages are accepted.
-        target: The target of this device, or None. Packages for other targets are refused.
+        target: The target of this device. Packages for other targets are refused. None accepts all targets.
         disk: The functions that change files, see `Disk`.
     """
 

@@ -16,7 +16,9 @@ _LIFE_S: Final = 3600.0
 
 
 class FirstAdminCode:
-    """A code to create the first administrator. It is valid for an hour while the fleet has no users.
+    """A code to create the first administrator.
+
+    It is valid for an hour, while the fleet has no users and this process runs.
 
     Attributes:
         secret: The secret in the link `/first?code=SECRET`.
