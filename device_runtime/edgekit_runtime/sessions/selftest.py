@@ -77,6 +77,8 @@ class GoldenCase:
     def check(self, session: Session) -> SelfTest:
         """Run the session on all golden rows and compare its outputs with the golden outputs.
 
+        If the task of the package cannot decode the outputs, a failed check `answer` is added.
+
         Raises:
             DataError: The inputs of the session differ from the golden inputs.
         """

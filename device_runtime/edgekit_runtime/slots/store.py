@@ -277,7 +277,7 @@ class Slots:
             path: The path of the package, which is verified before anything is written.
             allowed: The changes that are permitted. All are refused by default.
             factory: Whether to install the package as the factory package, which is never removed.
-            check: Raises an `EdgekitError` if this device cannot run the package.
+            check: Raises an `EdgekitError` if this device cannot run the package. Then nothing is written.
             trial: How a service tests the version: `shadow`, `canary`, or empty for the default of the
                 service.
 

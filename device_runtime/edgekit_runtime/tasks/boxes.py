@@ -33,7 +33,10 @@ class Boxes:
 
 
 def find_overlaps(boxes: Floats, others: Floats) -> Floats:
-    """Return the intersection over union of `boxes` [J, 4] and `others` [K, 4], as [J, K]."""
+    """Return the intersection over union of `boxes` [J, 4] and `others` [K, 4], as [J, K].
+
+    It is 0 if a box has no area.
+    """
     left, top, right, bottom = (np.ascontiguousarray(column) for column in others.T)
     areas = (right - left) * (bottom - top)
     x1, y1, x2, y2 = (column[:, None] for column in boxes.T)

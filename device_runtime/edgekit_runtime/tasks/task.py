@@ -112,7 +112,8 @@ def read_task(choice: TaskChoice, error: type[DataError | PackageError] = Packag
     """Return the task that a manifest or command names, and its options as an instance of `Task.options`.
 
     Raises:
-        DataError, PackageError: The task or an option is unknown, or an option is out of range.
+        DataError, PackageError: The task or an option is unknown, or an option is out of range. The class is
+            `error`.
     """
     tasks = load_tasks()
     if choice.name not in tasks:

@@ -59,7 +59,10 @@ def make_api(fleet: Fleet) -> Starlette:
 
 
 def join_apps(api: ASGIApp, fallback: ASGIApp) -> ASGIApp:
-    """Return an application that uses `api` for paths below `/api/v1`, and `fallback` for all others."""
+    """Return an application that uses `api` for paths below `/api/v1`, and `fallback` for all others.
+
+    Both get the full path.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Not by `Mount`, whose pattern no path with a line feed fits.

@@ -169,7 +169,7 @@ class Mosquitto:
         return self._child.pid
 
     def reload(self) -> None:
-        """Make the broker reload its certificates and rights. Connections are kept."""
+        """Make the broker reload its certificates, revocation list and rights. Connections are kept."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child.pid, signal.SIGHUP)
 

@@ -38,7 +38,7 @@ class SampleContent:
 def render_content(sample: Sample, side: int) -> SampleContent:
     """Return the content of a sample. For a damaged sample, it is a picture of the error message.
 
-    `side` is the longer side of a picture in pixels.
+    `side` is the maximum side of a picture in pixels.
     """
     try:
         with _renderer:

@@ -245,7 +245,7 @@ class Console:
         return self.redirect(request, local_address(form.get("next", "/")))
 
     def ask_to_confirm(self, request: Request, order: str, status: int = 200) -> Response:
-        """Return a page that asks the user to confirm a form that was sent before the current login.
+        """Return a page that asks the user to confirm a form that was not sent in the current login.
 
         Args:
             request: The request of a user who is logged in.

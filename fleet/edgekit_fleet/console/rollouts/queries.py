@@ -188,7 +188,7 @@ def list_members(
     Args:
         session: A session of the store.
         rollout: The name of the rollout.
-        state: The state of the devices to return, or None for all devices.
+        state: The state of the devices to return. None or an empty string selects all devices.
         after: The name of the last device on the previous page, or empty for the first page.
         limit: The maximum number of devices.
     """
