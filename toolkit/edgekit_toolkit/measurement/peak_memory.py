@@ -75,7 +75,7 @@ def measure_peak_memory(
 
 
 def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
-    """Measure the peak memory of a new process on this machine that opens the model as a device does.
+    """Measure the peak memory of a new process here that opens the model as a device does, and runs it.
 
     Raises:
         BackendError: The process failed or took too long, or this system has no /proc.

@@ -44,7 +44,7 @@ class Model(Protocol):
     """An immutable model.
 
     Attributes:
-        engine: The name of the engine that runs the model.
+        engine: The name of the engine that runs the model on this machine.
         file_name: The name of the model's file in a package.
         has_fixed_sizes: Whether the format has no free dimensions that can be set when the model is opened.
         options: The backend options that differ from the defaults, as in a manifest.

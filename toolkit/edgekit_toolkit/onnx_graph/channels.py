@@ -43,7 +43,7 @@ class ChannelAxis:
     """The axis of a tensor that contains the channels of a group.
 
     Attributes:
-        channels: The channel at each index of `axis`, or `FOREIGN` if the index belongs to another group.
+        channels: The channel at each index of `axis`, or `FOREIGN` if the index is no channel of the group.
     """
 
     axis: int
@@ -52,7 +52,7 @@ class ChannelAxis:
     def mask(self, stays: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return a bool mask of the indices of the axis that remain.
 
-        `stays` states whether each channel of the group remains. Channels of other groups always remain.
+        `stays` states whether each channel of the group remains. `FOREIGN` indices always remain.
         """
         return np.asarray((self.channels == FOREIGN) | stays[self.channels])
 

@@ -74,7 +74,7 @@ def optimise_as_engine(
     """Return the graph of `model` after onnxruntime's optimisations for the CPU.
 
     Args:
-        model: An ONNX model without external data.
+        model: An ONNX model without external data. It is not changed.
         dims: The sizes of the free dimensions by name, see `bound_shape`.
         blocked_layout: Whether convolutions use a layout in blocks of channels, as on x86-64 but not on Arm.
 

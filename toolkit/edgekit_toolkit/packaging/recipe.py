@@ -150,7 +150,7 @@ def read_recipe(path: Path) -> Recipe:
     """Read the recipe at `path`.
 
     Raises:
-        RecipeError: The file is unreadable, too large, malformed or modified.
+        RecipeError: The file is unreadable, too large, malformed (the message names the field) or modified.
     """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:

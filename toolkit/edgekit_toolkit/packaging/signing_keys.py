@@ -112,7 +112,7 @@ def list_keys(folder: Path | None = None) -> tuple[KeyInfo, ...]:
 
 
 def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyInfo:
-    """Write the public key `name` to `destination`, so that others can trust it.
+    """Write the public key `name` to `destination`, so that others can trust it. Return the key.
 
     Raises:
         SignatureError: There is no such key.
@@ -125,7 +125,7 @@ def export_key(name: str, destination: Path, folder: Path | None = None) -> KeyI
 
 
 def trust_key(source: Path, name: str, folder: Path | None = None) -> KeyInfo:
-    """Copy the public key at `source` to `folder` as `name`, so that it is trusted.
+    """Copy the public key at `source` to `folder` as `name`, so that it is trusted. Return the key.
 
     Raises:
         SignatureError: The file is not a public key, the name is invalid, or another key has that name.

@@ -48,7 +48,7 @@ def _merge_one(graph: onnx.GraphProto) -> bool:
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Return whether a node is a 1x1 Conv with stride 1 and float32 weights, without groups and padding."""
+    """Return whether a node is an ungrouped, unpadded 1x1 Conv with stride 1 and constant float32 weights."""
     if (
         node.op_type != "Conv"
         or attribute(node, "group", 1) != 1

@@ -18,7 +18,8 @@ class Tolerance:
     """The allowed difference of an output, which is the sum of two terms.
 
     Attributes:
-        range_fraction: A fraction of the range of the output, which is the largest minus the smallest value.
+        range_fraction: A fraction of the range of the output, which is the largest minus the smallest finite
+            value.
         ulps: A number of units in the last place (ulp) of the largest absolute value of the output, or of 1
             if all values are smaller. This term is needed for outputs with a large offset and a small range.
             It is also needed for sigmoid, tanh and softmax, because engines compute even small results with

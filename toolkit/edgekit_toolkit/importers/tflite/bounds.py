@@ -3,8 +3,8 @@
 The generated reader trusts all offsets and lengths. With a damaged file, it could run for hours, because
 overlapping tables can refer to the same long vector many times. The check visits the same parts as the
 reader, in the order of the schema. It fails if a part is outside the file, or if the total size of the parts
-is several times that of the file. The options of operators are not checked here, because the engine checks
-them.
+is several times that of the file. The options of operators must be within the file too, but their fields are
+not checked here, because the engine checks them.
 
 Source: FlatBuffers internals (https://flatbuffers.dev/internals/), and TFLite's schema.fbs.
 """
