@@ -88,8 +88,8 @@ def from_plain(
     """Return an instance of `kind` with the values of a TOML table or JSON object, and defaults for the rest.
 
     Args:
-        kind: dataclass with fields of the types bool, int, float, str, literal, dataclass, tuple or mapping.
-            Numbers may have a `Range` in `Annotated`.
+        kind: dataclass with fields of the types bool, int, float, str, literal, dataclass, tuple or mapping,
+            which may allow None. Numbers may have a `Range` in `Annotated`.
         plain: the table or object.
         where: name of `plain` in error messages.
         error: class of the exception to raise.

@@ -119,7 +119,7 @@ def find_obstacle(
 def count_needed_bytes(sizes_bytes: Sequence[int], done_bytes: int = 0) -> int:
     """Return the free space, in bytes, that a device needs to install packages one after the other.
 
-    `sizes_bytes` has the size of each package. `done_bytes` is the number of bytes already downloaded.
+    `sizes_bytes` has the size of each package, at least one. `done_bytes` are already downloaded.
     """
     return sum(sizes_bytes) - done_bytes + max(sizes_bytes) + SPARE_BYTES
 

@@ -350,7 +350,7 @@ class Hello:
             connection have the same number. Messages with lower numbers are outdated.
         online: False in the last will. The fields after this one then have no meaning.
         desired_version: `$version` of the document that the device follows, or 0 before the first document.
-        reported: sequence of the last report since the device was started, or 0.
+        reported: sequence of the last report since the agent was started, or 0.
         will_sha256: digest of the envelope of this connection's last will, or empty. The manager checks the
             will by this digest, which is faster than to verify its signature.
         instance: random name of this run of the agent. Two alternating names reveal a copy of the device.

@@ -57,7 +57,7 @@ class ObeyedDocuments:
             width_s: longest random delay of a refresh, so that devices do not all refresh at once.
 
         Raises:
-            SignatureError: the document is malformed or forged, or the last refresh did not bring its key.
+            SignatureError: the document is malformed or forged, or its key is unknown soon after a refresh.
         """
         try:
             return unseal(payload, "desired", Desired, self._keys, "desired")

@@ -42,7 +42,7 @@ class SampleUploads:
     def may_send(
         self, now_s: float, orders: Sequence[str], conditions: DeviceConditions, stated: Mapping[str, Any]
     ) -> bool:
-        """Return whether a sample is waiting and may be sent now.
+        """Return whether a sample is waiting and may be sent now. The device's owner must allow it.
 
         `orders` is the result of `list_held`. `stated` is the result of `control.read_samples`.
         `now_s` is monotonic.

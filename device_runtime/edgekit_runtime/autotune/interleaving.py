@@ -49,7 +49,7 @@ def take_turns(
     """Time the runners in turn.
 
     Each round times all runners in a random order, with a short pause before each runner. A run of less than
-    1 ms is repeated, and the mean time counts.
+    1 ms is repeated after one run that does not count, and the mean time counts.
 
     Args:
         runners: a dict from name to runner, at least one.

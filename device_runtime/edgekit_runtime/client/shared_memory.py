@@ -71,7 +71,8 @@ class SharedMemory:
     def register(self, link: Link, fields: str, timeout_s: float) -> bool:
         """Register this memory with the service, which is necessary on each new connection.
 
-        `fields` contains the header lines of every request, with line ends.
+        `fields` contains the header lines of every request, with line ends. `timeout_s` limits the wait for
+        the answer.
 
         Returns:
             True if the service answered, False if it had closed an idle connection.

@@ -98,8 +98,8 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
 def decompress_frame(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes | None:
     """Return the content of a body that is one valid frame, or None for any other body.
 
-    The result is also None if the content is larger than `max_bytes`, or if a zstd frame states no size. The
-    errors are those of `read_size`.
+    The result is also None if the content is larger than `max_bytes`, or if a zstd frame states no size. No
+    more than `max_bytes` are ever decompressed. The errors are those of `read_size`.
     """
     size_bytes = read_size(data, coding)
     if coding == ZSTD:

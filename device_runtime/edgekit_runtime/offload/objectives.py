@@ -41,7 +41,7 @@ class Objective:
         figure: template for the compared figure. `{cost}` is in ms or mJ, and `{duration}` is a time.
         ribbon: sentence about the best candidates in the planner's chart.
         stages: function that returns the weights of one or more sums of costs. The solver minimises the
-            largest sum. The arguments are the power of the device while it computes, and of its radio.
+            largest sum. The arguments are the power in watts of the computing device and of its radio.
         solver_unit: unit of the sums.
         score: function of plan, conditions, latency limit in seconds and radio power in watts. It returns the
             seconds or joules to minimise, or infinity if the limit cannot be met. None means the latency.

@@ -146,7 +146,7 @@ def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailReq
 
     The request names `tail` as its version, so that an edgekit server states the load of `tail`.
 
-    `fields` contains further header lines, each with its line end.
+    `size_bytes` is the size of the body. `fields` contains further header lines, each with its line end.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
@@ -329,7 +329,7 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return the time that the last connection took to open, or 0 if there is an idle open connection."""
+        """Return the seconds that the last connection took to open, or 0 if an open connection is idle."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 

@@ -68,8 +68,9 @@ class CircuitBreaker:
     """Stops sending requests to a server that fails.
 
     While the breaker is closed, requests go to the server. While it is open, nothing is sent. After a pause
-    it is half-open, and one probe may be sent. A correct reply closes it. Each plan also has its own
-    `BackOff`, since a server that answers golden inputs correctly may fail on the inputs of the application.
+    it is half-open, and one probe may be sent. A correct reply closes it and resets the count of
+    failures. Each plan also has its own `BackOff`, since a server that answers golden inputs correctly may
+    fail on the inputs of the application.
 
     Attributes:
         is_closed: Whether requests may go to the server.

@@ -25,6 +25,7 @@ class DeviceObserver:
     """Reads the slots, the index of the service and the figures of the service.
 
     It reads the slots after each change, the index every few seconds, and the figures less often.
+    Each `now_s` is the time of the monotonic clock.
 
     Attributes:
         views: a dict from the name of each model to its state.

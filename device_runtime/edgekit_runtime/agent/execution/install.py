@@ -54,7 +54,7 @@ class Installer:
     self_test: Callable[[Path], None] = self_test_in_child
 
     def install(self, path: Path, desired_model: DesiredModel) -> None:
-        """Make the package at `path` the active version of its model, and store its content key.
+        """Make the package at `path` the active version of its model. Store its content key if it has one.
 
         If no service runs that could test the package, a separate process tests it.
 

@@ -105,8 +105,8 @@ class Timing:
     """Time of one run. There is a pause of 20 ms before the run, unless it is part of a batch.
 
     Attributes:
-        seconds: mean of the middle half of the runs at one processor speed, or of all runs if the system
-            limits the processor time.
+        seconds: mean of the middle half of the runs at one processor speed. It is the mean of all runs if
+            the kernel makes runs wait for a quota.
         spread: distance between the quartiles, as a share of the median.
         usual_s: `MachineFacts.usual_s` during these runs, or None for the time of a node.
     """
