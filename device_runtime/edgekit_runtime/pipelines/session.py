@@ -3,8 +3,8 @@
     image uint8 [1, H, W, 3] -> detector -> crops -> kind, one batch -> answer_json uint8 [bytes]
 
 The stages run one after the other in the thread that calls `run`, and pass images in memory. Each stage has a
-list of items. An item holds an image and the answer for this image. If a stage takes crops, it has one item
-for each box in the answer of its input stage.
+list of items. An item holds an image and the answer for this image. If a stage takes crops, each of its items
+comes from one box in an answer of its input stage.
 """
 
 import copy

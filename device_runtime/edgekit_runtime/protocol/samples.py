@@ -153,7 +153,7 @@ class SampleHeader:
         taken_at: The time of the request by the device's clock, in seconds since 1970.
         triggers: The kinds of the triggers that selected the request.
         probability: The probability with which the request was selected. It is 1 if only the trigger `kept`
-            fits.
+            selected it.
         media_type: The media type, such as `image/jpeg`. Empty for tensors.
         tensors: The input tensors. Their values are concatenated in `Sample.input`, in C order and
             little-endian.

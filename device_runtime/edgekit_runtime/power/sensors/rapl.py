@@ -50,7 +50,7 @@ class EnergyCounter:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return an energy probe for each domain (`psys`, packages, memory), and the power sources."""
+    """Return a probe in joules for each domain (`psys`, packages, memory), and the power sources."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
         *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),

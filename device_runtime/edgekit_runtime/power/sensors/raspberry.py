@@ -79,7 +79,7 @@ class Vcgencmd:
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a probe for the throttling bits and, on a Pi 5, a probe for the power. Runs `vcgencmd`."""
+    """Return a probe for the throttling bits and, on a Pi 5, a probe for the watts. Runs `vcgencmd`."""
     vcgencmd = sysfs.vcgencmd
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
     probes: list[Probe] = []

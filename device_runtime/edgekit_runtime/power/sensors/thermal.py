@@ -16,7 +16,7 @@ _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "
 
 
 def find_sensors(sysfs: Sysfs) -> Family:
-    """Return a temperature probe for each thermal zone.
+    """Return a probe in degrees Celsius for each thermal zone.
 
     Zones where no model runs, such as the battery, are included only if there are no others.
     """

@@ -281,7 +281,7 @@ class Rpc:
 
     @property
     def is_full(self) -> bool:
-        """Whether too many responses are pending, so that no more messages are accepted for now."""
+        """Whether too many responses or bytes are pending, so that no more messages are accepted now."""
         return len(self._responders) >= _MAX_AHEAD or self.stream.queued_bytes > STREAM_WINDOW_BYTES
 
     def receive_data(self, data: memoryview, *, ends_stream: bool) -> None:

@@ -44,7 +44,8 @@ def choose_evictions(
         retry_after_s: The seconds after which a client should retry if only busy models prevent the load.
 
     Raises:
-        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load.
+        MemoryCapError: The model is larger than the cap, or pinned or busy models prevent the load. Its
+            `retry_after_s` is set only if busy models alone prevent it.
     """
     excess_bytes = sum(model.size_bytes for model in loaded) + needed_bytes - cap_bytes
     if excess_bytes <= 0:

@@ -48,7 +48,7 @@ class InstalledModels(Source):
         return servables
 
     def find_proven(self, name: str) -> Servable | None:
-        """Return an older proven version if the current version is not proven yet, else None."""
+        """Return another version that is proven if the current version is not proven yet, or None."""
         state = self._slots.load(name).state
         if state.current is None or state.current.health != UNPROVEN:
             return None
