@@ -91,7 +91,7 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the names of the fastest session and of all sessions that are tied with it.
+    """Return the names of the fastest session and of all sessions tied with it, in the given order.
 
     A session is tied if its latency is within 2 % of the fastest, or if the difference is not significant.
 

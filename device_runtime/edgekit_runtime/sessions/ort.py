@@ -163,6 +163,7 @@ class OrtSession:
         """Return the memory of earlier runs to the system. After `close`, do nothing.
 
         onnxruntime does this at the end of a run, so the model runs once more with `inputs`.
+        The memory for the outputs of this run is not returned.
 
         Raises:
             BackendError: onnxruntime failed, and no memory was returned.

@@ -41,7 +41,7 @@ class Source(Protocol):
         """
 
     def find_proven(self, _name: str) -> Servable | None:
-        """Return the version that should serve while a newer version is on trial, or None.
+        """Return the version that should serve while a newer version is on trial, or None. Nothing is opened.
 
         Raises:
             EdgekitError: The versions cannot be listed.

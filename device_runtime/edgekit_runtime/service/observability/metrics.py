@@ -213,7 +213,8 @@ class ServiceMetrics:
     Attributes:
         swaps: A dict from (model, outcome) to the number of version changes with this outcome.
         energy_j: A dict from (model,) to the energy since the start in joules, without the idle energy.
-        request_energy_j: A dict from (model, version) to the mean energy of a request.
+        request_energy_j: A dict from (model, version) to the mean energy of a request in joules, without the
+            idle energy.
         power_w: A dict from (sensor,) to the latest power in watts.
         temperature_c: A dict from (zone,) to the latest temperature in degrees Celsius.
         device: A dict from metric names to values, for all other measurements of the device.

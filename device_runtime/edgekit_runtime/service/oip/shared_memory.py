@@ -53,7 +53,7 @@ class Region:
 
         Raises:
             RequestError: The file cannot be mapped for reading and writing.
-            UnavailableError: The system is out of memory.
+            UnavailableError: The system is out of memory or file descriptors.
         """
         try:
             self._mapping = mmap.mmap(self.descriptor, self.offset_bytes + self.size_bytes)
@@ -182,7 +182,7 @@ class Regions:
         Raises:
             RequestError: The name is in use, a limit is exceeded, or the memfd is invalid. A memfd must be
                 sealed against shrinking, must not have huge pages, and must contain the region.
-            UnavailableError: The system is out of memory.
+            UnavailableError: The system is out of memory or file descriptors.
         """
         previous = self._regions.get(name)
         if previous is not None and os.path.sameopenfile(previous.descriptor, descriptor):

@@ -13,7 +13,10 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 class Slicer:
-    """Runs several long jobs in turn, one slice per iteration of the event loop."""
+    """Runs several long jobs in turn, one slice per iteration of the event loop.
+
+    A thread would not help, because Python's JSON functions hold the interpreter lock for a whole document.
+    """
 
     __slots__ = ("_held_bytes", "_loop", "_max_held_bytes", "_works")
 

@@ -26,8 +26,9 @@ class HttpLimits:
         max_tls_connections: The maximum number of TLS connections and handshakes. Beyond it, a new client
             replaces the oldest client that has not sent the token yet.
         idle_timeout_s: How long a connection may wait for its next request.
-        read_timeout_s: The time limit for receiving a request head. It is also the interval at which the
-            transfer rate of bodies and responses is checked.
+        read_timeout_s: The time limit for receiving a request head. Over TCP, the time for the first head
+            starts when the client connects. This limit is also the interval at which the transfer rate of
+            bodies and responses is checked.
         min_bytes_per_s: The minimum transfer rate. Slower clients are disconnected.
         server_timing: Whether responses to inference requests state their duration (`Server-Timing`) and the
             load of the service (`Endpoint-Load-Metrics`).

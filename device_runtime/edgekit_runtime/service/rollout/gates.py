@@ -1,10 +1,10 @@
 """Decides whether a candidate is promoted, rolled back or observed further.
 
 `canary_lane` and `shadow_lane` collect the observations, and the rollout controller applies the verdict.
-`judge` may be called any number of times. A candidate that keeps all limits is rolled back with a probability
-of at most `Gates.alpha`. A candidate that misses a limit is promoted before the time limit with a probability
-of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and docs/explanation/canary.md for
-measurements.
+`judge` may be called any number of times. The probability that it rolls back a candidate for missing a limit
+that the candidate keeps is at most `Gates.alpha`. A candidate that misses a limit is promoted before the time
+limit with a probability of at most `Gates.alpha`. See `confidence_sequences` for the assumptions and
+docs/explanation/canary.md for measurements.
 """
 
 import math

@@ -39,7 +39,7 @@ class ResponseCache:
     Attributes:
         held_bytes: The size of all cached answers.
         hits: The number of calls answered from the cache at once.
-        joined: The number of calls that waited for the result of an equal call.
+        joined: The number of calls that waited for the result of an equal call, including an error.
         misses: The number of calls that were not in the cache.
         passed: The number of calls that were not cached because their inputs are too large.
     """

@@ -92,7 +92,10 @@ class SequenceLane(Lane):
         return self._lane.attempt(self._states.complete(inputs))
 
     def submit(self, call: Call) -> None:
-        """Run `call` after the earlier calls of its sequence. `call.reply` gets the outputs or the error."""
+        """Run `call` after the earlier calls of its sequence. This does not raise.
+
+        `call.reply` gets the outputs or the error.
+        """
         step = call.sequence
         if step is None:
             self._submit(call, self._states.complete(call.inputs), call.reply)

@@ -51,7 +51,7 @@ class IsolatedVersion(DrainingLane, Protocol):
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let a worker answer the current request of `connection`. Return False if no worker can.
 
-        `is_default` states whether the request is for the default version.
+        `is_default` states whether the request names no version.
         """
 
     def refuse(self) -> EdgekitError:

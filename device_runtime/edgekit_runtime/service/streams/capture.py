@@ -3,6 +3,7 @@
 The process sends JSON documents to the service: `opened`, `frame` with the number of its memory slot, `beat`
 (a heartbeat) while frames are dropped, and finally `end` or `error`. It receives the numbers of free slots,
 and the size of the pictures if the stream has viewers. If a decoder crashes, only this process ends.
+The memory of the process is limited.
 """
 
 import contextlib

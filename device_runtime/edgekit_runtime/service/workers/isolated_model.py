@@ -170,7 +170,7 @@ class IsolatedModel(IsolatedVersion):
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker with the fewest connections answer the current request of `connection`.
 
-        `is_default` states whether the request is for the default version.
+        `is_default` states whether the request names no version.
 
         Returns:
             True if a worker accepted the connection.
@@ -425,7 +425,7 @@ class WorkerTrialRunner(TrialRunner):
             raise ChannelError(f"it sent {outcome!r} of version {message.version} at the wrong time")
 
     def give_up(self, reason: str) -> None:
-        """End the trial because the candidate cannot be tried now. It can be loaded again later."""
+        """End the trial because the candidate cannot be tried now. This does not count against it."""
         text = f"{self.model.manifest.name} {self.version} cannot be tried now: {reason}; load it again later"
         self._fail(UnavailableError(text, _RESTART_S))
 

@@ -126,7 +126,7 @@ class WorkerHandle:
     def lend(self, connection: Connection, *, is_default: bool) -> bool:
         """Let the worker answer the current request and all later ones on `connection`.
 
-        `is_default` states whether the current request is for the default version.
+        `is_default` states whether the current request names no version.
 
         Returns:
             False if the worker cannot take more connections. The connection is then unchanged.
