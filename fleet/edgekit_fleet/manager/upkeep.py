@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 class RepositoryUpkeep:
     """Signs and cleans the repository, and deletes old samples.
 
-    This runs in its own task, so it does not delay the heartbeats of the manager's loop.
+    A refresh is due every ten minutes. It runs in its own task, so it does not delay the heartbeats of the
+    manager's loop.
     """
 
     def __init__(

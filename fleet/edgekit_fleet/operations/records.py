@@ -131,8 +131,8 @@ def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
     Args:
         folder: A folder that is empty or does not exist.
         path: The path of the backup.
-        database: The URL of a PostgreSQL database. A store in the backup is copied into it. If the backup has
-            no store, the database must already contain it.
+        database: The URL of the PostgreSQL database that holds the store from now on. A store in the backup
+            is copied into it. If the backup has no store, the database must already contain it.
 
     Raises:
         ConfigError: The folder is not empty, or the file is not a backup. The backup and the database both

@@ -90,7 +90,8 @@ def make_release(
         actor: The actor who makes the release.
         name: The name of the release, by default today's date and a number.
         note: A note to show.
-        min_agreement: The minimum agreement with the previous version, from 0 to 1. See `find_agreement`.
+        min_agreement: The minimum agreement with the previous version, from 0 to 1. By default, it
+            is the result of `find_agreement`.
         encrypt: Whether to encrypt the packages. By default, the settings of the fleet decide.
         allow_plain: Whether a plain package may follow an encrypted version of its model.
 
@@ -435,7 +436,8 @@ def rotate_keys(
         root_folder: The folder of the root's private keys, by default the folder of all other keys.
 
     Raises:
-        FleetError: A role is unknown, or there are additional managers with copies of the manager's key.
+        FleetError: A role is unknown, or the manager's key is to be rotated while additional managers run,
+            which have copies of it.
         SignatureError: Too few keys of the root are available.
         OutputError: The folder cannot be written.
     """

@@ -111,7 +111,7 @@ class ArtifactStorage:
             raise OutputError(f"cannot read {name} of {self.url}: {first}") from cause
 
     def write(self, name: str, content: bytes, cache: str) -> None:
-        """Store a file. `cache` is the value of its `Cache-Control` header.
+        """Store a file. `cache` is the value of the `Cache-Control` header with which a bucket serves it.
 
         Raises:
             OutputError: The storage cannot be reached or refuses the request. Try again.

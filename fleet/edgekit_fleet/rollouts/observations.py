@@ -95,7 +95,7 @@ class Controls:
     def find_pairs(
         self, source: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
     ) -> list[tuple[Period, Period]]:
-        """Return the figures of control devices in two periods. Devices without figures in both are left out.
+        """Return the (earlier, later) figures of each control device that has figures in both periods.
 
         Args:
             source: The class, the model and the old version.

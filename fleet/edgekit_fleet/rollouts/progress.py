@@ -286,7 +286,8 @@ class Progress:
         wants_abort: The user who ordered to abort, or None.
         last: The last decision, or None.
         stop: The decision to abort, or None.
-        outside: The newest finding about each outside gate, by the name of the gate.
+        outside: The finding about each outside gate, by the name of the gate. See `OutsideFinding.outweighs`
+            for which finding is kept.
     """
 
     settings: RolloutSettings

@@ -123,7 +123,8 @@ class RolloutRunner:
     def __init__(self, shards: Shards | None = None, *, devices_per_turn: int = _DEVICES_PER_TURN) -> None:
         """Prepare to run the rollouts of these shards, by default all.
 
-        `devices_per_turn` is the maximum number of devices that a turn starts in each rollout.
+        `devices_per_turn` is the maximum number of devices to which a turn applies a decision, in each
+        rollout.
         """
         self._memories: dict[str, _RolloutMemory] = {}
         self._shards, self._devices_per_turn = shards or Shards.of_all(), devices_per_turn

@@ -51,7 +51,7 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
 
 
 def default_minimum(devices: int) -> int:
-    """Return the default minimum size of the first wave: a tenth of the devices, at least 1, at most 30."""
+    """Return the default number of devices in the first step: a tenth, but at least 1 and at most 30."""
     return min(max(math.ceil(devices / 10), 1), _MOST_MINIMUM)
 
 

@@ -47,7 +47,7 @@ def enrol_simulated(
     target: str = "x86-64",
     tags: Mapping[str, str] | None = None,
 ) -> list[SimulatedMember]:
-    """Enrol devices, and write the certificate and key of each device to `NAME.pem` in `folder`.
+    """Enrol devices and return them. Write the certificate and key of each to `NAME.pem` in `folder`.
 
     Raises:
         ConfigError: A name is malformed or taken.

@@ -38,7 +38,8 @@ class FleetSettings:
         trusted_proxies: The addresses or networks of proxies in front of the console and the web server,
             whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted.
         requires_second_factor: Whether each user with a password needs a one-time code.
-        sign_on_proxies: The addresses or networks of proxies that log users in, see `access.sign_on`.
+        sign_on_proxies: The addresses or networks of proxies that log users in, see `access.sign_on`. Empty
+            for none.
         sign_on_headers: The prefix of the headers in which those proxies name the user.
         sign_on_roles: The roles of the groups in those headers, each as `GROUP=ROLE`.
         sign_on_secret: The path of a file with a secret that those proxies also send, or empty.

@@ -59,7 +59,7 @@ async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> Asyn
 async def discard_body(request: Request) -> None:
     """Read and discard the rest of a body, for at most 10 s.
 
-    Clients read the answer only after they have sent the whole body.
+    A browser shows no answer while it is still sending the body.
     """
 
     async def read() -> None:
