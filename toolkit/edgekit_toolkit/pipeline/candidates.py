@@ -103,7 +103,7 @@ class CandidateSet:
     wrong_rewrites: list[str] = field(default_factory=list)
 
     def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
-        """Build a candidate and append it to the set, see `build`."""
+        """Build a candidate, append it to the set and return it, or return None, see `build`."""
         candidate = self.build(label, quantizer, form, fidelity)
         if candidate is not None:
             self.candidates.append(candidate)

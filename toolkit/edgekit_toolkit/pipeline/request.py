@@ -28,14 +28,14 @@ class Request:
         batch: The batch size to fix, or None to keep the batch.
         dims: The sizes of free dimensions for measurements.
         fixed: The inputs to replace by constants, see `fix_inputs`.
-        states: The recurrent states, see `name_states`.
+        states: A dict from an output to the input that gets its value in the next run, see `name_states`.
         labels: A text with one class name per line, or None.
         labels_from_folders: Whether the class names are the sorted names of the folders of samples.
         threads: The number of engine threads for scores and measurements.
         thread_counts: The numbers of threads to compare. The package uses the fastest. If the tuple is
-            empty, only `threads` is measured.
+            empty, only `threads` is measured, and the package states no number of threads.
         search_s: The limit of the work of a search, in seconds of a nominal processor.
-        search_shares: The number of searches that share the user's limit.
+        search_shares: The number of searches that share the user's limit. Each of them gets `search_s`.
         backend: The name of the engine, such as `ort`. `auto` is only allowed for `search_engines`.
         variants: The maximum number of variants of the package, including the default one.
         also: The kinds from `forms.UNTIMED_KINDS` to include as further variants.

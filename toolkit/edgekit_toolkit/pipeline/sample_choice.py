@@ -88,7 +88,8 @@ def choose_decoding(request: Request, source: SourceModel[Model], progress: Prog
     """Return how images or recordings are decoded to samples.
 
     Raises:
-        DataError: The class names come from folders, and the model has a different number of classes.
+        DataError: The class names come from folders, and the model has a different number of classes or no
+            class scores.
     """
     classes = request.class_names
     if request.labels_from_folders:

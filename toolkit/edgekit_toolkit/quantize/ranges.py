@@ -24,7 +24,7 @@ GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in on
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The smallest and largest values of an activation, float64 [channels] or [1]."""
+    """The smallest and largest values of an activation, float64 [channels], or [1] for all channels."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]

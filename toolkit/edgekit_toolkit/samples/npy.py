@@ -1,6 +1,6 @@
 """Reads arrays from `.npy` and `.npz` files row by row, so that large arrays need little memory.
 
-Arrays of Python objects are rejected.
+Arrays of Python objects are rejected, so nothing is unpickled.
 """
 
 import contextlib
@@ -100,7 +100,8 @@ def read_npz(path: Path, needed: frozenset[str]) -> tuple[dict[str, StoredArray]
         A dict from names to the arrays that were read, and the names of all arrays in the file.
 
     Raises:
-        DataError: The file is truncated, corrupt or not an `.npz` file, or an array is not supported.
+        DataError: The file is missing, truncated, corrupt or not an `.npz` file, contains a name twice, or
+            has an array in `needed` that `read_npy` would refuse.
     """
     with _translated(str(path)), zipfile.ZipFile(path) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}

@@ -188,9 +188,9 @@ def open_data(
         decoding: The settings for images and recordings.
 
     Raises:
-        DataError: A file is missing, empty, truncated or corrupt, an array has a wrong name, dtype or shape,
-            arrays or labels differ in length, or labels are not integers. For images and recordings, see also
-            `media_shard`.
+        DataError: A file is missing, empty, truncated or corrupt, an array contains Python objects or has a
+            wrong name, dtype or shape, arrays or labels differ in length, or labels are not integers. For
+            images and recordings, see also `media_shard`.
     """
     if is_media(path):
         shards = [media_shard(path, inputs, decoding or Decoding())]

@@ -43,7 +43,9 @@ class Budget:
                 raise ValueError(f"limit {name!r} = {value!r}")
 
     def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
-        """Return the names of the limits that `figures` exceed. NaN exceeds every limit.
+        """Return the names of the limits that `figures`, in the units of `UNITS`, exceed.
+
+        NaN exceeds every limit.
 
         Raises:
             KeyError: `figures` lacks a figure that has a limit.

@@ -12,7 +12,7 @@ from edgekit_toolkit.targets.spec import Target
 
 
 def write_target(path: Path, target: Target) -> None:
-    """Write a target to a TOML file. Its folder is created, and an existing file is replaced.
+    """Write a target to a TOML file. Its folder is created, and an existing file is replaced atomically.
 
     Raises:
         OutputError: The file cannot be written.

@@ -65,7 +65,10 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes and return the name of its output, or `codes` if both limits are None."""
+        """Add a Clip of uint8 codes and return the name of its output, or `codes` if both limits are None.
+
+        `low` and `high` are codes, or None for no limit.
+        """
         if low is None and high is None:
             return codes
         limits = ["" if value is None else self._code(value) for value in (low, high)]

@@ -1,7 +1,8 @@
 """Replaces an operator by a new scale and zero point, so that the codes of its input represent its output.
 
 If necessary, the scale of the codes is increased to make the result exact. It is increased by up to 1/8 so
-that a shift is a whole number of steps, or by up to 1/4 to cover the sloped part of a hard sigmoid.
+that a shift is a whole number of steps. For a hard sigmoid, it is first increased by up to 1/4, so that the
+codes cover the sloped part.
 """
 
 import math

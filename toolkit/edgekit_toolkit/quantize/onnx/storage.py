@@ -69,7 +69,7 @@ _WEIGHTS_FROM: Final = {
 def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return `model` with float32 weights stored as float16, or None if it has no weights that fit.
 
-    Weights inside control flow are included.
+    Weights inside control flow are included, and so are outer weights that its sub-graphs read.
     """
     result = copy_model(model)
     names = GraphIndex(result.graph)

@@ -37,7 +37,10 @@ def heading(report: Report) -> Markup:
 
 
 def verdict(report: Report) -> Markup:
-    """Return the section on the decision. Without a package, it shows which limits could not be met."""
+    """Return the section on the decision.
+
+    Without a package, it shows the binding limits, and which limits could be met on their own.
+    """
     outcome = report["outcome"]
     chosen = find_candidate(report, outcome["chosen"])
     ratio = outcome["latency_to_float"]

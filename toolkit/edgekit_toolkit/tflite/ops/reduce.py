@@ -19,6 +19,8 @@ _KINDS = {
 def reduced_axes(node: Node, graph: Graph) -> tuple[int, ...]:
     """Return the axes of the first input that a node reduces, sorted and non-negative.
 
+    The result is empty if the node reduces no axis.
+
     Raises:
         RefusedError: The axes are not constant.
     """

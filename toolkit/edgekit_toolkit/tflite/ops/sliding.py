@@ -53,9 +53,9 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, sliding: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with padding that does not change the maximum of any window.
 
-    Tensors without negative elements are padded with zeros. Other tensors are padded by reflection if at most
-    half of each window is padding. Otherwise, the padding is the lowest float, and the model should not be
-    quantized later.
+    Tensors without negative elements are padded with zeros. Other tensors are padded by reflection if no pad
+    is larger than half of the undilated window or than the input. Otherwise, the padding is the lowest float,
+    and the model should not be quantized later.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, sliding.pads)

@@ -82,7 +82,8 @@ def windows(
             beyond the padding of the model.
 
     Raises:
-        RefusedError: The padding is negative, or `outputs` differs from the ONNX standard.
+        RefusedError: The padding is negative, or `outputs` includes windows that the ONNX standard does not
+            have.
     """
     rank = len(sizes)
     strides = tuple(attributes.strides or [1] * rank)
