@@ -194,7 +194,10 @@ def read_checkout() -> Checkout:
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
-    """Write evidence to a new file `TARGET-BENCH-DATE.json` in `folder`, and return its path."""
+    """Write evidence to the file `TARGET-BENCH-DATE.json` in `folder`, and return its path.
+
+    The folder is created if it is missing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evidence.file_name
     write_text_atomically(path, f"{json.dumps(to_plain(evidence), indent=1)}\n")

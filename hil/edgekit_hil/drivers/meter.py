@@ -80,7 +80,7 @@ class CommandMeterDriver(Driver, MeterProtocol):
     """Reads an external meter repeatedly with a command on this machine.
 
     Attributes:
-        command: A shell command that prints the current power in watts as one number.
+        command: A shell command that prints the current power in watts as one number, and ends.
         measures: The meter and the measured part, as text for reports.
         is_whole: Whether the meter measures the whole device.
         interval_s: The time between two readings.

@@ -227,7 +227,7 @@ def delete(
     path: Path | None,
     as_json: bool,
 ) -> None:
-    """Delete samples, selected by IDS, by options, or by both. Deleted samples cannot be restored."""
+    """Delete the samples that match IDS, if given, and every given option. They cannot be restored."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.samples import delete_samples
         from edgekit_fleet.operations.samples import SampleChoice

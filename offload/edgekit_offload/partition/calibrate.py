@@ -27,8 +27,8 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
     """Return a lattice that maps the values of the samples to 8-bit codes, or None if there is none.
 
     The value of a code that does not occur in the samples is interpolated, and its last bit may be wrong. The
-    range of accepted codes is wider than the range of the samples by a quarter of its width on each side.
-    Values outside of the accepted range may not be on the grid.
+    range of accepted codes is wider than the range of the samples by at most a quarter of its width on each
+    side. Values outside of the accepted range may not be on the grid.
 
     Args:
         samples: The samples, float32 [samples, ...]. For images, channels are axis 1 or the last axis.

@@ -145,8 +145,9 @@ class Coding:
     Attributes:
         kind: A coding of `CUT_CODINGS`, or a coding of inputs. The coding `uint8` sends 8-bit codes of values
             that were scaled by preprocessing, and `pixels` sends the same codes as [N, H, W, C] for image
-            codecs. The coding `delta` sends differences along the time axis, as int16 for float32 tensors.
-            The coding `samples` sends int16 [N, T] for audio codecs.
+            codecs. The coding `delta` sends differences along the time axis, as int16 for float32 tensors,
+            and in the tensor's own dtype for integers. The coding `samples` sends int16 [N, T] for audio
+            codecs.
         lattices: A dict from a tensor to the values of its codes. It is not used with `CUT_CODINGS`. Tensors
             without a lattice are sent raw. The lattice of an integer tensor is `INTEGERS` with its time axis.
     """

@@ -85,8 +85,8 @@ def split_model(
 
     Args:
         model: The content of the model's file, or a `SourceModel`, which saves time for several cuts.
-        device_nodes: The indices of the nodes that run on the device. Nodes that read only weights need not
-            be included.
+        device_nodes: The indices of the nodes that run on the device, in the order of the file. Nodes that
+            read only weights need not be included.
         coding: The coding of the tensors that are sent.
         weights_path: The path of the whole model's file in the package.
 

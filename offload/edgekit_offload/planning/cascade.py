@@ -72,7 +72,8 @@ def choose_threshold(
         small: The scores of the model on the device, [samples, ..., classes]. Axes in between have size 1.
         large: The scores of the model on the server for the same samples and classes.
         output: The name of the output with the scores in the small model.
-        least_agreement: The required fraction of requests with the answer of the large model, in 0..1.
+        least_agreement: The required fraction of requests with the answer of the large model, above 0 and
+            below 1.
         confidence: The required probability that the true agreement is at least `least_agreement`.
         seed: The seed for splitting the samples into halves.
 
@@ -81,7 +82,8 @@ def choose_threshold(
             good enough.
 
     Raises:
-        CutError: The scores differ in shape or contain NaN, or a fraction is not between 0 and 1.
+        CutError: The scores differ in shape, have fewer than two classes, or contain NaN or infinity, or a
+            given fraction is not above 0 and below 1.
     """
     if not (0 < least_agreement < 1 and 0 < confidence < 1):
         raise CutError(

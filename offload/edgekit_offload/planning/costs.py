@@ -193,7 +193,7 @@ class DeviceLimits:
         return limits
 
     def describe_excess(self, weights_bytes: float, needed_bytes: float) -> str:
-        """Return a text that says which limit a model on the device exceeds, or an empty text."""
+        """Describe which limit a model on the device exceeds and by how much, or return an empty text."""
         for limit, needed, quantity in (
             (self.weights_bytes, weights_bytes, "weights"),
             (self.memory_bytes, needed_bytes, "weights and activations"),

@@ -197,7 +197,7 @@ def describe_limits(machine: PlannedMachine) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text in B, kB or MB, such as `1.5 MB`."""
+    """Return a number of bytes as text in B, kB (1000 bytes) or MB, such as `1.5 MB`."""
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
