@@ -19,8 +19,8 @@ class HttpLimits:
         max_body_bytes: The size limit of one request body.
         max_receiving_bytes: The size limit of the received parts of all request bodies together. The
             compressed bodies that wait for decompression have a separate limit of the same size.
-        max_sending_bytes: The size limit of all responses that clients have not received yet. A connection
-            is closed if its response exceeds this limit.
+        max_sending_bytes: The size limit of all responses that clients have not received yet. If a
+            further response would exceed this limit, its connection is closed.
         max_connections: The maximum number of connections. Further clients get status 503. If the service
             listens on a Unix socket and TCP, each of them accepts at most three quarters of this number.
         max_tls_connections: The maximum number of TLS connections and handshakes. Beyond it, a new client
