@@ -63,7 +63,8 @@ def compare(
     """Return the result of planning, with scores and the cut table.
 
     The table has `local`, the candidates that are the best under some conditions, and fallbacks for inputs
-    that those cannot send. There must be at least one candidate. `kernels` is the number of kernels of the model, or 0 if it cannot be cut.
+    that those cannot send. There must be at least one candidate. `kernels` is the number of kernels of the
+    model, or 0 if it cannot be cut.
 
     Raises:
         CutError: No candidate keeps the limits under any conditions.
