@@ -71,7 +71,8 @@ class DesiredModel:
 
     Attributes:
         model: name of the model.
-        version, manifest_sha256: version of the desired package, and digest of its manifest.
+        version, manifest_sha256: version of the desired package, and digest of its manifest. The digest
+            decides whether the package is installed.
         path: path of the package in the TUF repository.
         size_bytes, sha256: size and digest of the package file.
         execution: unique name of this update attempt. A device never repeats an attempt with the same name.
