@@ -17,7 +17,7 @@ def write_report(
 
     Args:
         document: The report document, see `report.schema.json`.
-        folder: The output folder.
+        folder: The output folder, which must exist.
         stem: The start of the file names.
         pictures: A data URI for each sample, for the page only.
 

@@ -84,8 +84,8 @@ class Choice:
 def pareto_front(candidates: Sequence[CandidateFigures]) -> frozenset[str]:
     """Return the ids of the candidates on the Pareto front.
 
-    Candidates are compared in all costs and in the latency on this machine. The latter decides between
-    candidates that are equally fast on the target.
+    For these, no other candidate is at least as good in all costs and better in one. The latency on this
+    machine is a cost too. It decides between candidates that are equally fast on the target.
     """
     return frozenset(
         candidate.id
@@ -321,7 +321,7 @@ class FloatRatio:
 
     Attributes:
         modelled: The ratio on the target, predicted by the latency model. It is None if a latency cannot be
-            predicted or if this machine is the target.
+            predicted, or if latencies on this machine are valid for the target.
         uncertainty: The factor by which `modelled` may be wrong.
         here: The ratio to the engine's float candidate, from alternating measurements on this machine.
         here_to_source: The ratio to the source model, measured in the same way.
