@@ -156,7 +156,7 @@ class MeasuredProfile:
         }
 
     def describe_power(self) -> str:
-        """Return a text with the measured power and its meter, or with the reason why there is none."""
+        """Return a text with the measured power and its meter, or why the power of the target is used."""
         if self.power is None:
             return f"that of the target, not measured; {self.power_text}"
         return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"
