@@ -79,7 +79,6 @@ def _compile_init(record: type[Any], *, frozen: bool) -> Callable[..., None]:
 
 
 def _make_reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that returns the values of fields."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda record: tuple(getattr(record, name) for name in names)

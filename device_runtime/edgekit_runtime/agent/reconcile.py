@@ -173,7 +173,6 @@ def _begin(desired_model: DesiredModel) -> Progress:
 def _advance(
     desired_model: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
 ) -> tuple[Progress, Step | None]:
-    """Return the present execution, and its next step."""
     if progress.has_ended:
         return progress, None
     state = progress.report.state

@@ -190,7 +190,6 @@ class SettingSearch:
         return Tuning(objective, tuple(self.trials.values()), best, interval, self.is_complete)
 
     def _halve(self, candidates: list[RunSetting], rounds: int) -> list[RunSetting]:
-        """Return the better half of the settings that run."""
         begin_s = self.clock()
         time_s = (self.end_s - begin_s) * (1 - _FINAL_SHARE) / math.ceil(math.log2(len(candidates)))
         limits = ContestLimits(_PROCESSES, _PROCESSES, rounds, begin_s + time_s)

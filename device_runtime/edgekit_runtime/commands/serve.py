@@ -142,7 +142,6 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
 
 
 def _read_config(arguments: argparse.Namespace) -> "ServiceConfig":
-    """Return the configuration, with what the command line states."""
     import dataclasses
 
     from edgekit_runtime.service.options.config import ServiceConfig, isolate, read_config

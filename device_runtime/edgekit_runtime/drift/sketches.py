@@ -241,5 +241,4 @@ def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | N
 
 
 def _digits(value: float) -> float:
-    """Round to six significant digits."""
     return float(f"{value:.6g}")

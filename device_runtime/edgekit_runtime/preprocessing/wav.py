@@ -123,7 +123,6 @@ class WavFile:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """State the file's name in errors."""
     try:
         yield
     except DataError as error:

@@ -417,7 +417,6 @@ def _await_reply(pending: Pending, wait: ReplyWait) -> bool:
 
 
 def _has_outputs(pending: Pending) -> bool:
-    """Return whether the server has answered correctly."""
     return pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
 
 

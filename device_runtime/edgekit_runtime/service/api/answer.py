@@ -19,7 +19,6 @@ class AnswerHandler:
     __slots__ = ("_answers", "_models", "_when_loaded")
 
     def __init__(self, models: Catalogue, when_loaded: WhenLoaded, answers: AnswerPath) -> None:
-        """Store what all requests need, as in `InferenceHandler`."""
         self._models, self._when_loaded, self._answers = models, when_loaded, answers
 
     def handle_request(

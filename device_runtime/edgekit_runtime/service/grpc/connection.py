@@ -53,7 +53,6 @@ class GrpcConnection:
         on_admit: Callable[[], None] | None,
         address: str = "",
     ) -> None:
-        """Serve a client, as `Connection` does."""
         connected.setblocking(False)
         server = service.server
         self.server, self.bodies = server, service.bodies

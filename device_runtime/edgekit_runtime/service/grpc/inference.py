@@ -164,7 +164,6 @@ def _post(
 
 
 def _split(data: memoryview, sizes: Sequence[int | None]) -> Iterator[memoryview]:
-    """Return the tensors in one piece of data."""
     at = 0
     for size in sizes:
         if size is not None:

@@ -225,7 +225,6 @@ class Connection:
             self.close()
 
     def _receive_body(self, buffer: memoryview) -> None:
-        """Receive a body of known length into its place."""
         try:
             if self._head is not None and self._head.passes_descriptor:
                 count = _receive_with_descriptors(self._socket, buffer, self.descriptors)
@@ -277,7 +276,6 @@ class Connection:
             self.close()  # the rest of its requests will not arrive
 
     def _end_turn(self) -> None:
-        """Continue after other connections had their turn."""
         self._is_yielding = False
         if self.is_open:
             self._resume_reading()
@@ -429,7 +427,6 @@ class Connection:
             self._response_sent()
 
     def _response_sent(self) -> None:
-        """Continue with the next request, or close."""
         head, self._head = self._head, None
         parser, owner = self._parser, self._owner
         self.is_busy = False

@@ -42,7 +42,6 @@ class ChunkedBody:
     __slots__ = ("_content", "_is_in_trailers", "_left_bytes", "_max_bytes", "_trailers", "is_whole")
 
     def __init__(self, max_bytes: int) -> None:
-        """Start a body of at most `max_bytes`."""
         self._content = bytearray()
         self._max_bytes = max_bytes
         self._left_bytes = 0  # of the present chunk, with its line end

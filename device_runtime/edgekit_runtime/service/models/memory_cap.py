@@ -71,7 +71,6 @@ class MemoryCap:
         memory: ModelMemory,
         metrics: ServiceMetrics,
     ) -> None:
-        """Enforce the memory cap for `models`."""
         self._lifecycle, self._models, self._options = lifecycle, models, options
         self._memory, self._metrics = memory, metrics
         self._leaving = 0  # models that are being unloaded for others

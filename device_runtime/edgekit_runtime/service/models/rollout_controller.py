@@ -34,7 +34,6 @@ class RolloutController:
     """
 
     def __init__(self, lifecycle: Lifecycle, metrics: ServiceMetrics, start: Start) -> None:
-        """Create a controller without trials."""
         self._lifecycle, self._metrics, self._start = lifecycle, metrics, start
         self.report: Report = self._report
 

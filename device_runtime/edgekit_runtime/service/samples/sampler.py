@@ -41,7 +41,6 @@ class Writer:
     """A thread that stores samples. Its queue holds up to 8 jobs and 32 MiB. Further jobs are dropped."""
 
     def __init__(self) -> None:
-        """Create the queue. The first job starts the thread."""
         self._jobs: queue.Queue[tuple[int, Callable[[], None]] | None] = queue.Queue(_MAX_QUEUED)
         self._lock, self._queued_bytes = threading.Lock(), 0
         self._thread: threading.Thread | None = None
@@ -96,7 +95,6 @@ class ModelSampler:
         draws: Draws | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a sampler without orders."""
         self._model, self._folder, self._options, self._writer = model, folder, options, writer
         self._loop, self._clock = loop, clock
         self.draws = draws or Draws(clock())

@@ -104,7 +104,6 @@ class RunPlacements(dict[Shapes, RunPlacement]):
     __slots__ = ("_limit_s",)
 
     def __init__(self, limit_s: float) -> None:
-        """See `RunPlacement`."""
         self._limit_s = limit_s
 
     def __missing__(self, shapes: Shapes) -> RunPlacement:

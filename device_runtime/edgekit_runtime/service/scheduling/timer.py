@@ -17,7 +17,6 @@ class Alarm:
     __slots__ = ("_at_s", "_loop", "_timer")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
-        """Create an alarm that is not set."""
         self._loop = loop
         self._timer: Any = None
         self._at_s = math.inf

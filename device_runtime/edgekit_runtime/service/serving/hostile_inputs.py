@@ -70,7 +70,6 @@ def find_hazard(package: OpenedPackage, sessions: int = 1) -> Hazard | None:
 
 
 def _find_hazard(package: OpenedPackage, sessions: int) -> Hazard | None:
-    """Return the hazard of a package with one model."""
     reasons = []
     limit = None
     if can_trap(package):

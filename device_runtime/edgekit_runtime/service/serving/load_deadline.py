@@ -88,7 +88,6 @@ class LoadAttempt(Generic[Result]):
             deliver(result)
 
     def _stop(self, opened: tuple[Session, ...], limit_s: float) -> str:
-        """Interrupt the sessions. Return a message for the error."""
         self._thread.name = _HUNG_NAME
         for session in opened:
             interrupt = getattr(session, "interrupt", None)

@@ -250,7 +250,6 @@ class Stream:
         return last_number > self._opened_after and (not frame.rate or frame.number == last_number + 1)
 
     def _take(self, frame: Frame, answer: Answer) -> None:
-        """Publish an answer, and continue with the newest frame."""
         self._is_busy = False
         if self.state == "stopped":
             return

@@ -17,7 +17,6 @@ class ForwardedRegions(Regions):
     __slots__ = ("_channel", "_missing")
 
     def __init__(self, limits: RegionLimits, channel: Channel) -> None:
-        """Create the object without regions. They arrive through `channel`."""
         super().__init__(limits)
         self._channel = channel
         self._missing: dict[str, bool] = {}  # name -> is_mapped

@@ -193,7 +193,6 @@ class WorkerHandle:
             self._process.kill()
 
     def _start(self, spec: WorkerSpec, package: int) -> socket.socket:
-        """Start the process. Return this end of its channel."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far, contextlib.ExitStack() as undo:
             undo.enter_context(near)
