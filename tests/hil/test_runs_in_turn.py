@@ -59,8 +59,10 @@ def test_run_after_a_killed_one_fails_until_a_person_has_looked_at_the_board(
     board: SshBoard, folder: Path
 ) -> None:
     file = read_bench(board.write_bench(folder / "bench.yaml"))
+    lock = BenchLock.of(file)
     with start_hil("run", *TEST) as killed:
-        wait_held(BenchLock.of(file), killed)
+        wait_for(lock.stem.with_name(f"{lock.stem.name}.begun").exists, "the run to use the bench")
+        wait_held(lock, killed)
         killed.kill()
 
     after = run_hil("run", *TEST)
