@@ -4,7 +4,7 @@ import bisect
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Annotated, Any, Final, Literal
 
 from sqlalchemy import false, func, or_, select
@@ -315,10 +315,9 @@ def _make_settings(request: StartRollout, packages: Sequence[PackageView], devic
     stated = {name: value for name, value in to_plain(request.limits).items() if value is not None}
     limits = make_limits({**_find_limits(packages), **stated})
     models = {name: to_plain(settings) for name, settings in _make_models(request, packages).items()}
+    names = {setting.name for setting in fields(RolloutSettings)}
     plain: dict[str, Any] = {
-        name: value
-        for name, value in to_plain(request).items()
-        if name in RolloutSettings.__dataclass_fields__ and value is not None
+        name: value for name, value in to_plain(request).items() if name in names and value is not None
     }
     plain |= {"waves": list(waves), "minimum": minimum, "models": models, "limits": limits}
     if plain.get("window"):  # a device may answer a day later and is not offline

@@ -7,7 +7,6 @@ from edgekit_runtime.records import dataclass
 
 _Bytes: TypeAlias = Annotated[int, Range(1, 1 << 50)]
 _Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
-_Port: TypeAlias = Annotated[int | None, Range(0, 65_535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ class GrpcOptions:
 
     unix_socket: str = ""
     host: str = "127.0.0.1"
-    port: _Port = None
+    port: Annotated[int | None, Range(0, 65_535)] = None
     max_streams: Annotated[int, Range(1, 1 << 16)] = 128
 
 

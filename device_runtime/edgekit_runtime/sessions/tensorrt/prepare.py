@@ -33,6 +33,15 @@ class RunnableEngine(Session, Protocol):
         """Return whether the engine supports the shapes of these inputs."""
 
 
+class BuildEngines(Protocol):
+    """The signature of `build.build_engines`."""
+
+    def __call__(
+        self, model: bytes, options: TensorRtOptions, *, timings: tuple[bytes, ...], stop: threading.Event
+    ) -> BuiltEngines:
+        """Return the engines of `model`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The machine on which engines are built and run.
@@ -49,7 +58,7 @@ class Machine:
     gpu: Gpu
     power_mode: str
     cache: EngineCache
-    build: Callable[..., BuiltEngines]
+    build: BuildEngines
     load: Callable[[bytes], RunnableEngine]
 
 
