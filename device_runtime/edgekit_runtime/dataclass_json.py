@@ -9,7 +9,18 @@ import functools
 import json
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from edgekit_runtime.canonical_json import name_kind
 from edgekit_runtime.errors import ConfigError, EdgekitError
@@ -47,6 +58,10 @@ class Range:
     def __str__(self) -> str:
         return f"{self.least:.16g} to {self.most:.16g}"
 
+
+Count: TypeAlias = Annotated[int, Range(1, (1 << 31) - 1)]
+PositiveBytes: TypeAlias = Annotated[int, Range(1, 1 << 50)]
+PositiveSeconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
 
 # By the first suffix that matches. Sensible values depend on device and model, so the ranges are wide.
 # Clocks, timers and the system's own integers accept them.

@@ -49,7 +49,6 @@ class Credit:
     __slots__ = ("_grown_s", "_samples", "_size", "per_s")
 
     def __init__(self, per_day: float, now_s: float, *, is_of_application: bool = False) -> None:
-        """Start half full, or full with `is_of_application`."""
         self.per_s, self._grown_s = per_day / _DAY_S, now_s
         self._size = max(1.0, per_day) if is_of_application else max(_MIN_CREDIT, per_day / 4)
         self._samples = self._size if is_of_application else self._size / 2

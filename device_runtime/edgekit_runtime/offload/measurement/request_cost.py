@@ -235,8 +235,6 @@ class _Asker:
 
 
 class _NoModel:
-    """A session that checks its inputs and computes nothing."""
-
     def __init__(self, manifest: Manifest) -> None:
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
 

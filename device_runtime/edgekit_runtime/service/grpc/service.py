@@ -66,8 +66,6 @@ def _find_path(template: str, values: Mapping[str, Any]) -> str:
 
 
 class _RestMethod(Method):
-    """A method that the router of HTTP answers."""
-
     def __init__(self, name: str, endpoint: _Endpoint, router: Router) -> None:
         self._name, self._endpoint, self._router = name, endpoint, router
 

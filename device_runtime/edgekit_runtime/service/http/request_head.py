@@ -155,8 +155,6 @@ class HeadCache:
 
 
 class _Collector:
-    """Collects what llhttp finds, through its callbacks."""
-
     __slots__ = ("count", "fields", "is_complete", "repeated", "url")
 
     def __init__(self) -> None:

@@ -1,12 +1,9 @@
 """Options of HTTP, of the page `/live`, and of gRPC."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
-from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.dataclass_json import PositiveBytes, PositiveSeconds, Range
 from edgekit_runtime.records import dataclass
-
-_Bytes: TypeAlias = Annotated[int, Range(1, 1 << 50)]
-_Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +30,15 @@ class HttpLimits:
             load of the service (`Endpoint-Load-Metrics`).
     """
 
-    max_head_bytes: _Bytes = 16 << 10
-    max_body_bytes: _Bytes = 64 << 20
-    max_receiving_bytes: _Bytes = 256 << 20
-    max_sending_bytes: _Bytes = 256 << 20
+    max_head_bytes: PositiveBytes = 16 << 10
+    max_body_bytes: PositiveBytes = 64 << 20
+    max_receiving_bytes: PositiveBytes = 256 << 20
+    max_sending_bytes: PositiveBytes = 256 << 20
     max_connections: Annotated[int, Range(1, 1 << 20)] = 16_384
     max_tls_connections: Annotated[int, Range(1, 1 << 20)] = 256
-    idle_timeout_s: _Seconds = 75.0
-    read_timeout_s: _Seconds = 10.0
-    min_bytes_per_s: _Bytes = 64 << 10
+    idle_timeout_s: PositiveSeconds = 75.0
+    read_timeout_s: PositiveSeconds = 10.0
+    min_bytes_per_s: PositiveBytes = 64 << 10
     server_timing: bool = False
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Annotated, Final, Literal, TypeAlias
 
-from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.dataclass_json import Count, PositiveBytes, PositiveSeconds, Range
 from edgekit_runtime.records import dataclass
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
 from edgekit_runtime.system.engines import MAX_THREADS
@@ -15,9 +15,6 @@ SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
 """Order of a swap: load the new version first, or unload the old one first."""
 Rollout: TypeAlias = Literal["swap", "canary", "shadow"]
 """How a new version takes over, see `ModelOptions`."""
-
-_Count: TypeAlias = Annotated[int, Range(1, (1 << 31) - 1)]
-_Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,7 @@ class SchedulingLimits:
     max_waiting: Annotated[int, Range(1, 1 << 20)] = 128
     levels: Annotated[int, Range(1, 256)] = 3
     default_level: int = 2
-    max_passes: _Count = 8
+    max_passes: Count = 8
     short_s: float = 200e-6
     max_run_s: float = 30.0
 
@@ -76,12 +73,12 @@ class Isolation:
 
     processes: Annotated[int, Range(1, 64)] = 1
     standby: bool = False
-    hang_s: _Seconds = 30.0
-    start_timeout_s: _Seconds = 120.0
-    max_crashes: _Count = 5
-    healthy_s: _Seconds = 60.0
-    max_delay_s: _Seconds = 30.0
-    max_data_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
+    hang_s: PositiveSeconds = 30.0
+    start_timeout_s: PositiveSeconds = 120.0
+    max_crashes: Count = 5
+    healthy_s: PositiveSeconds = 60.0
+    max_delay_s: PositiveSeconds = 30.0
+    max_data_bytes: PositiveBytes | None = None
     niceness: Annotated[int, Range(0, 19)] = 0
     oom_score: Annotated[int, Range(0, 1000)] = 200
 
@@ -164,7 +161,7 @@ class ModelOptions:
     isolation: Isolation = field(default_factory=Isolation)
     governor: GovernorOptions | None = None
     max_sequences: Annotated[int, Range(1, 1 << 20)] = 1024
-    sequence_idle_s: _Seconds = 60.0
+    sequence_idle_s: PositiveSeconds = 60.0
 
     @property
     def trial(self) -> CanaryOptions | ShadowOptions:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.dataclass_json import Count, PositiveBytes, Range
 from edgekit_runtime.records import dataclass
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ModelMemory:
         max_waiting: The maximum number of requests that wait for such loads. Further requests get status 503.
     """
 
-    max_bytes: Annotated[int | None, Range(1, 1 << 50)] = None
+    max_bytes: PositiveBytes | None = None
     load_wait_s: float = 10.0
     max_waiting: int = 128
 
@@ -48,7 +48,7 @@ class CacheLimits:
             event loop, for about 1 ms per MiB.
     """
 
-    max_bytes: Annotated[int, Range(1, 1 << 50)] = 8 << 20
+    max_bytes: PositiveBytes = 8 << 20
     max_input_bytes: int = 256 << 10
 
 
@@ -77,7 +77,7 @@ class DriftLimits:
     """
 
     budget_s: Annotated[float, Range(1e-9, 10**9)] = 2e-6
-    window: Annotated[int, Range(1, (1 << 31) - 1)] = 4096
+    window: Count = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,10 @@
 
 from typing import Annotated, Literal, TypeAlias
 
-from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.dataclass_json import Count, PositiveSeconds, Range
 from edgekit_runtime.records import dataclass
 
 ComparisonName: TypeAlias = Literal["agreement", "similarity"]
-_Count: TypeAlias = Annotated[int, Range(1, (1 << 31) - 1)]
-_Seconds: TypeAlias = Annotated[float, Range(0.001, 10**9)]
 _Share: TypeAlias = Annotated[float, Range(1e-6, 1)]
 
 
@@ -40,9 +38,9 @@ class Gates:
     max_p50_ratio: float = 1.25
     max_p99_ratio: float = 1.5
     max_energy_ratio: float = 1.25
-    error_burst: _Count = 5
-    min_samples: _Count = 200
-    max_duration_s: _Seconds = 86_400.0
+    error_burst: Count = 5
+    min_samples: Count = 200
+    max_duration_s: PositiveSeconds = 86_400.0
     alpha: float = 0.01
 
     def __post_init__(self) -> None:
@@ -88,7 +86,7 @@ class ShadowOptions:
     share: _Share = 0.1
     max_load: int = 0
     quiet_s: float = 0.001
-    max_wait_s: _Seconds = 1.0
-    max_pending: _Count = 4
+    max_wait_s: PositiveSeconds = 1.0
+    max_pending: Count = 4
     max_copied_bytes: int = 1 << 20
     comparison: ComparisonName | None = None

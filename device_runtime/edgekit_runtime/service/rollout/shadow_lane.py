@@ -25,8 +25,6 @@ from edgekit_runtime.tensors import Array
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """A copy of a call for the candidate."""
-
     inputs: Mapping[str, Array] | None = None
     current_s: float = 0.0
     answered_s: float = 0.0

@@ -274,7 +274,6 @@ class _UnderWay:
 
 
 def _freeze(answer: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return outputs that are read-only and own their memory."""
     frozen = {}
     for name, array in answer.items():
         owned = array if array.flags.owndata else array.copy()

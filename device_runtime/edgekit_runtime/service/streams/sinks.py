@@ -28,8 +28,6 @@ class SinkKind(AddressKind):
 
 
 class _Output(Sink):
-    """The standard output of the service."""
-
     def write(self, lines: Sequence[bytes]) -> None:
         _write_all(1, b"".join(lines))
 

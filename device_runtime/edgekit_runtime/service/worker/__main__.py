@@ -56,8 +56,6 @@ _logger = logging.getLogger(__name__)
 
 
 class _Worker:
-    """A worker in its event loop."""
-
     def __init__(
         self, spec: WorkerSpec, source: ReceivedPackages, connected: socket.socket, states: memoryview
     ) -> None:
