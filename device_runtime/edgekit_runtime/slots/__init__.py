@@ -1,7 +1,7 @@
 """Stores two versions and a factory package of each model, so that a valid version can always start.
 
     slots = Slots(find_state_folder(), trust, find_device_target())
-    choice = slots.begin_start("kws")         # records the start on the disk
+    choice = slots.begin_start("kws")         # records the start before anything is loaded
     with choice.package as package:
         session = open_session(package)       # self-test, serve
     slots.confirm("kws", choice.version)      # or: choice = slots.reject("kws", choice.version, "why")

@@ -21,7 +21,7 @@ from edgekit_runtime.errors import BenchError
 
 _WAIT_S: Final = 120.0
 _POLL_S: Final = 0.2
-_LOCAL_S: Final = 0.3  # a request on the device alone, with the server about 50 ms
+_LOCAL_S: Final = 0.3  # a request on the device alone. With the server it takes about 50 ms
 _SERVER_PORT: Final = 8443
 _SERVER_SETTINGS: Final = """\
 [listen]

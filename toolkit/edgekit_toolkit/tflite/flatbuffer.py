@@ -44,7 +44,7 @@ BITS: Final[Mapping[int, int]] = {
     **{number: _PACKED_BITS[name] for number, name in TYPES.items() if name in _PACKED_BITS},
 }
 
-Model = Any  # schema.ModelT
+Model = Any  # schema.ModelT. The generated classes have no types
 SubGraph = Any
 Operator = Any
 Tensor = Any

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.archive import OpenedPackage
 
 _MAX_WRITE_FAILURES: Final = 3  # by a full disk, before the execution fails
-_MAX_REFRESH_BYTES: Final = 256 << 10  # anybody at the broker can cause a refresh, which the budget allows
+_MAX_REFRESH_BYTES: Final = 256 << 10  # anyone at the broker can cause one, and no budget stops it
 _MEMORY_AGAIN_S: Final = 300.0
 _UNCHANGED: Final = StepResult()
 

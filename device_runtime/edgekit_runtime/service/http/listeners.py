@@ -19,7 +19,7 @@ _MODE: Final = 0o660  # the user and the group of the service
 _LOCK_TRIES: Final = 100
 _LOCK_PAUSE_S: Final = 0.01
 _FIRST_INHERITED: Final = 3  # SD_LISTEN_FDS_START
-_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group, 0 if there is no peer
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group. 0 if there is no peer
 
 
 @dataclass(frozen=True, slots=True)
