@@ -97,7 +97,7 @@ RolloutLimits = make_dataclass(
         for limit in LIMITS
     ],
     namespace={
-        "__doc__": "Limits of the gates; one that is left out has its default.\n\nAttributes:\n"
+        "__doc__": "The limits of the gates. A limit that is left out has its default.\n\nAttributes:\n"
         + _LIMIT_TEXTS
     },
     frozen=True,
